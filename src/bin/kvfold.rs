@@ -1,0 +1,2 @@
+//! The `kvfold` command line.
+fn main() {}

@@ -1,0 +1,18 @@
+//! Smaller key/value caches on every GPU that wgpu reaches.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        reason = "a test that panics is a test that fails"
+    )
+)]
+
+pub mod error;
+pub mod tensor;
+
+pub use error::{Error, Result};
+pub use tensor::{DType, Shape, Strides, Tensor, TensorView};
