@@ -12,6 +12,7 @@
 )]
 
 pub mod error;
+pub mod minicache;
 pub mod tensor;
 
 pub use error::{Error, Result};

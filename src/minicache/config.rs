@@ -1,0 +1,236 @@
+//! What to merge and what to keep raw.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How a pair of layers is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Both layers live on one direction, each with its own magnitude (MiniCache, section 3.2).
+    #[default]
+    Shared,
+    /// The lower layer stays exact and *is* the direction; the upper layer stores the ratio of the norms.
+    /// The case `t = 0` of the interpolation, without rounding the lower layer.
+    Anchor,
+    /// The numbers of `MiniCacheKVCache` (VeloxQuant-MLX): the lower layer passes through untouched, the upper is
+    /// rebuilt in f16 from the interpolated direction. Two directions per row must then be kept, so nothing is saved.
+    Compat,
+}
+
+/// Which rows are kept raw for both layers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Retention {
+    /// Rows whose cosine is not at least this threshold, in `[-1, 1]`.
+    Cosine(f32),
+    /// Rows with `c < c_min + gamma (c_max - c_min)` over the candidates of their sequence, `gamma` in `[0, 1]`
+    /// (MiniCache, section 3.3).
+    Range(f32),
+    /// The `ceil(rho n)` least similar of a sequence's `n` candidates, `rho` in `[0, 1]`; ties by lower row index.
+    Fraction(f32),
+    /// None.
+    Never,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self::Cosine(0.9)
+    }
+}
+
+/// Options of [`merge`](crate::minicache::cpu::merge).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MergeOptions {
+    /// How the pair is stored. Shared by default.
+    pub mode: Mode,
+    /// Which rows stay raw. `Cosine(0.9)` by default.
+    pub retention: Retention,
+    /// Where on the arc from the lower (0) to the upper (1) direction the shared one lies; 0.5 by default. Not used by
+    /// [`Mode::Anchor`].
+    pub slerp_t: f32,
+    /// Tokens at the start of each sequence that always stay raw (attention sinks). 4 by default.
+    pub sinks: u32,
+    /// Position in its sequence of the first token of the call, the same for every sequence. 0 by default.
+    pub first_position: u32,
+    /// A page that would keep more than this share of its rows raw stays two raw pages. 0.9 by default.
+    pub raw_page_share: f32,
+}
+
+impl Default for MergeOptions {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Shared,
+            retention: Retention::default(),
+            slerp_t: 0.5,
+            sinks: 4,
+            first_position: 0,
+            raw_page_share: 0.9,
+        }
+    }
+}
+
+impl MergeOptions {
+    /// Sets [`mode`](Self::mode).
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets [`retention`](Self::retention).
+    #[must_use]
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// Sets [`slerp_t`](Self::slerp_t).
+    #[must_use]
+    pub fn slerp_t(mut self, t: f32) -> Self {
+        self.slerp_t = t;
+        self
+    }
+
+    /// Sets [`sinks`](Self::sinks).
+    #[must_use]
+    pub fn sinks(mut self, sinks: u32) -> Self {
+        self.sinks = sinks;
+        self
+    }
+
+    /// Sets [`first_position`](Self::first_position).
+    #[must_use]
+    pub fn first_position(mut self, position: u32) -> Self {
+        self.first_position = position;
+        self
+    }
+
+    /// Sets [`raw_page_share`](Self::raw_page_share).
+    #[must_use]
+    pub fn raw_page_share(mut self, share: f32) -> Self {
+        self.raw_page_share = share;
+        self
+    }
+
+    /// Checks every number against its range.
+    ///
+    /// # Errors
+    /// [`Error::Range`] naming the option.
+    pub fn validate(&self) -> Result<()> {
+        within("slerp_t", self.slerp_t, 0.0, 1.0)?;
+        within("raw_page_share", self.raw_page_share, 0.0, 1.0)?;
+        match self.retention {
+            Retention::Cosine(threshold) => within("threshold", threshold, -1.0, 1.0),
+            Retention::Range(gamma) => within("gamma", gamma, 0.0, 1.0),
+            Retention::Fraction(rho) => within("rho", rho, 0.0, 1.0),
+            Retention::Never => Ok(()),
+        }
+    }
+
+    /// Tokens of this call that are sinks: those at positions below [`sinks`](Self::sinks).
+    #[must_use]
+    pub fn sink_tokens(&self) -> u32 {
+        self.sinks.saturating_sub(self.first_position)
+    }
+
+    /// The largest number of raw rows that a page of `rows` may hold and still be folded.
+    #[must_use]
+    pub fn raw_limit(&self, rows: usize) -> u32 {
+        (self.raw_page_share * rows as f32) as u32
+    }
+}
+
+fn within(what: &'static str, value: f32, low: f32, high: f32) -> Result<()> {
+    if value >= low && value <= high {
+        Ok(())
+    } else {
+        Err(Error::range(what, format!("{low} to {high}"), value))
+    }
+}
+
+/// Why a row is kept raw. The first cause that applies, in this order, is the one counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// A number of either layer's row is not finite.
+    NonFinite,
+    /// The row is an attention sink.
+    Sink,
+    /// The retention rule says so.
+    Rule,
+    /// The rows have no common direction: nearly opposite, or (Anchor) a zero lower row under another.
+    Antiparallel,
+    /// A magnitude, or a restored number, would leave the range of its type.
+    Range,
+}
+
+/// How many rows were merged and how many were kept raw, by first [`Cause`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Rows merged.
+    pub merged: u32,
+    /// Rows raw because a number was not finite.
+    pub non_finite: u32,
+    /// Rows raw because they are attention sinks.
+    pub sink: u32,
+    /// Rows raw because the retention rule says so.
+    pub rule: u32,
+    /// Rows raw because they have no common direction.
+    pub antiparallel: u32,
+    /// Rows raw because a number would leave its type's range.
+    pub range: u32,
+}
+
+impl Counts {
+    /// Rows kept raw, whatever the cause.
+    #[must_use]
+    pub const fn retained(&self) -> u32 {
+        self.non_finite + self.sink + self.rule + self.antiparallel + self.range
+    }
+
+    pub(crate) fn add(&mut self, cause: Option<Cause>) {
+        let count = match cause {
+            None => &mut self.merged,
+            Some(Cause::NonFinite) => &mut self.non_finite,
+            Some(Cause::Sink) => &mut self.sink,
+            Some(Cause::Rule) => &mut self.rule,
+            Some(Cause::Antiparallel) => &mut self.antiparallel,
+            Some(Cause::Range) => &mut self.range,
+        };
+        *count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_name_the_range() {
+        let cases = [
+            (MergeOptions::default().slerp_t(1.5), "slerp_t: wanted 0 to 1, had 1.5"),
+            (MergeOptions::default().slerp_t(f32::NAN), "slerp_t: wanted 0 to 1, had NaN"),
+            (
+                MergeOptions::default().retention(Retention::Cosine(1.01)),
+                "threshold: wanted -1 to 1, had 1.01",
+            ),
+            (MergeOptions::default().retention(Retention::Range(-0.1)), "gamma: wanted 0 to 1, had -0.1"),
+            (MergeOptions::default().retention(Retention::Fraction(2.0)), "rho: wanted 0 to 1, had 2"),
+            (MergeOptions::default().raw_page_share(7.0), "raw_page_share: wanted 0 to 1, had 7"),
+        ];
+        for (options, message) in cases {
+            assert_eq!(options.validate().unwrap_err().to_string(), message);
+        }
+        assert!(MergeOptions::default().validate().is_ok());
+    }
+
+    #[test]
+    fn sinks_count_from_the_start_of_the_sequence() {
+        assert_eq!(MergeOptions::default().sink_tokens(), 4);
+        assert_eq!(MergeOptions::default().first_position(3).sink_tokens(), 1);
+        assert_eq!(MergeOptions::default().first_position(9).sink_tokens(), 0);
+    }
+}

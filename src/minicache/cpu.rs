@@ -1,0 +1,391 @@
+//! MiniCache in f32 on the CPU: each function is the twin of the kernel of the same name in `shaders/minicache/`, with the
+//! same order of operations.
+
+#![allow(clippy::indexing_slicing, reason = "indices run over shapes that were checked on entry")]
+
+use half::f16;
+
+use super::config::{Cause, MergeOptions, Mode, Retention};
+use super::folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, check_merge, order_key};
+use super::slerp;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor, TensorView, decode, encode};
+
+/// Lanes that share a row, in twin and kernel.
+const LANES: usize = 16;
+/// The smallest normal f16; smaller magnitudes would be stored with few bits or flushed to zero.
+const F16_MIN_NORMAL: f32 = 6.103_515_6e-5;
+const F16_MAX: f32 = 65504.0;
+
+/// What [`similarity`] finds for one row of a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Row {
+    /// Cosine of the two rows, clamped to `[-1, 1]`; 0 when either is zero or not finite.
+    pub cosine: f32,
+    /// Norm of the lower row.
+    pub lower: f32,
+    /// Norm of the upper row.
+    pub upper: f32,
+    /// The shared direction is `weight_lower * lower row + weight_upper * upper row`.
+    pub weight_lower: f32,
+    /// See `weight_lower`.
+    pub weight_upper: f32,
+    /// Why the pair cannot be merged, whatever the rule says.
+    pub fault: Option<Cause>,
+}
+
+impl Row {
+    /// Whether both rows are zero.
+    #[must_use]
+    pub fn both_zero(&self) -> bool {
+        self.fault != Some(Cause::NonFinite) && self.lower == 0.0 && self.upper == 0.0
+    }
+}
+
+/// Sums a row's terms as the kernel does: channel pair `p` belongs to lane `p % 16`, lanes are added as a butterfly.
+fn lane_sum(terms: impl Iterator<Item = [f32; 2]>) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (pair, [even, odd]) in terms.enumerate() {
+        lanes[pair % LANES] += even + odd;
+    }
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+        }
+    }
+    lanes[0]
+}
+
+/// Applies `f` to the channels of two rows, two by two.
+fn pairs<'a>(
+    a: &'a [f32],
+    b: &'a [f32],
+    f: impl Fn(f32, f32) -> f32 + 'a,
+) -> impl Iterator<Item = [f32; 2]> + 'a {
+    let value = move |i: usize| if i < a.len() { f(a[i], b[i]) } else { 0.0 };
+    (0..a.len().div_ceil(2)).map(move |p| [value(2 * p), value(2 * p + 1)])
+}
+
+/// Measures one pair of rows.
+fn measure(lower: &[f32], upper: &[f32], mode: Mode, t: f32, dtype: DType) -> Row {
+    if lower.iter().chain(upper).any(|x| !x.is_finite()) {
+        return Row { fault: Some(Cause::NonFinite), ..Row::default() };
+    }
+    let peak = |row: &[f32]| row.iter().fold(0.0f32, |p, x| p.max(x.abs()));
+    let (peak_lower, peak_upper) = (peak(lower), peak(upper));
+    // Scaling by the peak before squaring keeps the squares inside f32.
+    let inverse = |x: f32| if x > 0.0 { 1.0 / x } else { 0.0 };
+    let (scale_lower, scale_upper) = (inverse(peak_lower), inverse(peak_upper));
+    let length = |row: &[f32], scale: f32| lane_sum(pairs(row, row, |x, _| (x * scale) * (x * scale))).sqrt();
+    let (length_lower, length_upper) = (length(lower, scale_lower), length(upper, scale_upper));
+    let unit_lower = scale_lower * inverse(length_lower);
+    let unit_upper = scale_upper * inverse(length_upper);
+
+    let direction =
+        |f: fn(f32, f32) -> f32| lane_sum(pairs(lower, upper, move |x, y| f(x * unit_lower, y * unit_upper)));
+    let cosine = direction(|x, y| x * y).clamp(-1.0, 1.0);
+    let sum = direction(|x, y| (x + y) * (x + y)).sqrt();
+    let difference = direction(|x, y| (x - y) * (x - y)).sqrt();
+
+    let magnitudes = [peak_lower * length_lower, peak_upper * length_upper];
+    let weights = slerp::weights(peak_lower == 0.0, peak_upper == 0.0, sum, difference, t);
+    let mut row = Row {
+        cosine,
+        lower: magnitudes[0],
+        upper: magnitudes[1],
+        weight_lower: weights.lower * unit_lower,
+        weight_upper: weights.upper * unit_upper,
+        fault: None,
+    };
+    let unanchored = mode == Mode::Anchor && peak_lower == 0.0 && peak_upper > 0.0;
+    row.fault = if sum < slerp::OPPOSITE && !row.both_zero() || unanchored {
+        Some(Cause::Antiparallel)
+    } else {
+        let (a, b) = (row.weight_lower, row.weight_upper);
+        let peak_direction = lower.iter().zip(upper).fold(0.0f32, |p, (x, y)| p.max((a * x + b * y).abs()));
+        out_of_range(&row, peak_lower, peak_direction, mode, dtype).then_some(Cause::Range)
+    };
+    row
+}
+
+/// Whether a stored magnitude or a restored number would leave its type.
+fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, mode: Mode, dtype: DType) -> bool {
+    let stored = |m: f32| m == 0.0 || (F16_MIN_NORMAL..=F16_MAX).contains(&m);
+    match mode {
+        Mode::Shared => !stored(row.lower) || !stored(row.upper),
+        Mode::Anchor => {
+            let ratio = anchor_ratio(row);
+            !stored(ratio) || ratio * peak_lower > dtype.max()
+        }
+        Mode::Compat => row.upper * peak_direction > F16_MAX,
+    }
+}
+
+/// `|upper| / |lower|`, 0 for a zero upper row.
+fn anchor_ratio(row: &Row) -> f32 {
+    if row.upper == 0.0 { 0.0 } else { row.upper / row.lower }
+}
+
+/// The probe: cosine, norms and faults of every row pair, in `[batch, heads, tokens]` order.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`] or [`Error::Limit`] when the tensors are no pair, [`Error::Range`] for bad options.
+pub fn similarity(
+    lower: &TensorView<'_>,
+    upper: &TensorView<'_>,
+    options: &MergeOptions,
+) -> Result<Vec<Row>> {
+    let layout = check_merge((lower.shape(), lower.dtype()), (upper.shape(), upper.dtype()), options)?;
+    let mut rows = Vec::with_capacity(layout.shape.rows());
+    let (mut a, mut b) = (vec![0.0; layout.shape.dim], vec![0.0; layout.shape.dim]);
+    for (batch, head, token) in layout.shape.iter_rows() {
+        lower.read_row(batch, head, token, &mut a);
+        upper.read_row(batch, head, token, &mut b);
+        rows.push(measure(&a, &b, options.mode, options.slerp_t, layout.dtype));
+    }
+    Ok(rows)
+}
+
+/// The rule's verdict for each sequence.
+#[must_use]
+pub fn threshold(rows: &[Row], layout: &Layout, options: &MergeOptions) -> Vec<Cut> {
+    let (sequence_rows, tokens) = (layout.shape.heads * layout.shape.tokens, layout.shape.tokens);
+    let sinks = options.sink_tokens() as usize;
+    let candidate = |i: usize, row: &Row| {
+        row.fault != Some(Cause::NonFinite)
+            && i % tokens >= sinks
+            && (options.mode == Mode::Compat || !row.both_zero())
+    };
+    let cut = |sequence: &[Row]| {
+        let candidates = || sequence.iter().enumerate().filter(|(i, row)| candidate(*i, row));
+        match options.retention {
+            Retention::Never => Cut::NOTHING,
+            Retention::Cosine(threshold) => Cut::below(threshold),
+            Retention::Range(gamma) => {
+                let low = candidates().map(|(_, r)| r.cosine).fold(f32::MAX, f32::min);
+                let high = candidates().map(|(_, r)| r.cosine).fold(f32::MIN, f32::max);
+                if low > high { Cut::NOTHING } else { Cut::below(low + gamma * (high - low)) }
+            }
+            Retention::Fraction(rho) => {
+                let mut order: Vec<_> = candidates().map(|(i, r)| (order_key(r.cosine), i as u32)).collect();
+                let keep = (rho * order.len() as f32).ceil() as usize;
+                order.sort_unstable();
+                let last = keep.checked_sub(1).and_then(|last| order.get(last));
+                last.map_or(Cut::NOTHING, |&(key, index)| Cut { key, index })
+            }
+        }
+    };
+    rows.chunks(sequence_rows.max(1)).map(cut).collect()
+}
+
+/// Decides every row: the first cause that keeps it raw, or `None` where it is merged.
+#[must_use]
+pub fn retain(rows: &[Row], cuts: &[Cut], layout: &Layout, options: &MergeOptions) -> Vec<Option<Cause>> {
+    let sequence_rows = layout.shape.heads * layout.shape.tokens;
+    let sinks = options.sink_tokens() as usize;
+    let decide = |(i, row): (usize, &Row)| {
+        let index = (i % sequence_rows) as u32;
+        let cut = cuts[i / sequence_rows];
+        let ruled = (order_key(row.cosine), index) <= (cut.key, cut.index);
+        match row.fault {
+            Some(Cause::NonFinite) => Some(Cause::NonFinite),
+            _ if i % layout.shape.tokens < sinks => Some(Cause::Sink),
+            None if row.both_zero() && layout.mode != Mode::Compat => None,
+            _ if ruled => Some(Cause::Rule),
+            fault => fault,
+        }
+    };
+    rows.iter().enumerate().map(decide).collect()
+}
+
+/// Lays the pages out: which stay raw, and where each one's slots and side rows begin.
+#[must_use]
+pub fn layout(causes: &[Option<Cause>], layout: &Layout, options: &MergeOptions) -> (Vec<Page>, Totals) {
+    let mut totals = Totals::default();
+    causes.iter().for_each(|&cause| totals.counts.add(cause));
+    let tokens = layout.shape.tokens.max(1);
+    let heads = causes.chunks(tokens).flat_map(|head| head.chunks(PAGE));
+    let pages = heads.map(|rows| {
+        let retained =
+            rows.iter().enumerate().fold(0, |bits, (i, cause)| bits | u32::from(cause.is_some()) << i);
+        let raw = layout.mode != Mode::Compat && retained.count_ones() > options.raw_limit(rows.len());
+        if raw {
+            let side = totals.side;
+            totals.side += 2 * rows.len() as u32;
+            totals.raw_pages += 1;
+            return Page { slots: Page::RAW, side, retained: u32::MAX };
+        }
+        let page = Page { slots: totals.slots, side: totals.side, retained };
+        totals.slots += Layout::page_slots(rows.len()) as u32;
+        totals.side += layout.page_side(rows.len(), retained.count_ones() as usize) as u32;
+        page
+    });
+    let pages = pages.collect();
+    (pages, totals)
+}
+
+/// Folds a pair of tensors, one of K or V of two layers.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`] or [`Error::Limit`] when the tensors are no pair, [`Error::Range`] for bad options.
+pub fn merge(lower: &TensorView<'_>, upper: &TensorView<'_>, options: &MergeOptions) -> Result<Folded> {
+    let rows = similarity(lower, upper, options)?;
+    let sizes = Layout::of(lower, upper, options.mode)?;
+    let cuts = threshold(&rows, &sizes, options);
+    let causes = retain(&rows, &cuts, &sizes, options);
+    let (pages, totals) = layout(&causes, &sizes, options);
+    let magnitudes = (totals.slots as usize * sizes.magnitudes_per_slot()).div_ceil(2);
+    let mut folded = Folded {
+        layout: sizes,
+        pages,
+        slots: vec![0; totals.slots as usize * sizes.slot_words()],
+        magnitudes: vec![0; magnitudes],
+        side: vec![0; totals.side as usize * sizes.side_words()],
+        totals,
+    };
+    for (i, (batch, head, token)) in sizes.shape.iter_rows().enumerate() {
+        let index = (i / sizes.shape.tokens) * sizes.pages_per_head() + token / PAGE;
+        let (a, b) = (lower.row_bytes(batch, head, token), upper.row_bytes(batch, head, token));
+        store_row(&mut folded, index, token % PAGE, &rows[i], a, b);
+    }
+    Ok(folded)
+}
+
+/// Side row of layer `which` of row `row` in a page, if it has one.
+fn side_row(layout: &Layout, page: &Page, row: usize, rows: usize, which: Layer) -> Option<usize> {
+    let side = page.side as usize;
+    if page.is_raw() {
+        return Some(side + row + if which == Layer::Upper { rows } else { 0 });
+    }
+    if layout.mode == Mode::Compat {
+        return (which == Layer::Lower).then_some(side + row);
+    }
+    if page.retained >> row & 1 == 0 {
+        return None;
+    }
+    let rank = (page.retained & ((1u32 << row) - 1)).count_ones() as usize;
+    match (layout.mode, layout.reuses_slots(), which) {
+        (Mode::Anchor, _, Layer::Lower) | (Mode::Shared, true, Layer::Upper) => None,
+        (_, true, _) => Some(side + rank),
+        (_, false, Layer::Lower) => Some(side + 2 * rank),
+        (_, false, Layer::Upper) => Some(side + 2 * rank + 1),
+    }
+}
+
+/// Writes one row of a page: its slot, magnitudes and side rows.
+fn store_row(folded: &mut Folded, page: usize, row: usize, measured: &Row, lower: &[u8], upper: &[u8]) {
+    let layout = folded.layout;
+    let entry = folded.pages[page];
+    let rows = layout.page_rows(page);
+    for (which, bytes) in [(Layer::Lower, lower), (Layer::Upper, upper)] {
+        if let Some(side) = side_row(&layout, &entry, row, rows, which) {
+            write_words(&mut folded.side, side * layout.side_words(), bytes);
+        }
+    }
+    if entry.is_raw() {
+        return;
+    }
+    let slot = entry.slots as usize + row;
+    let retained = entry.retained >> row & 1 == 1;
+    let bytes = slot_bytes(&layout, retained, measured, lower, upper);
+    write_words(&mut folded.slots, slot * layout.slot_words(), &bytes);
+    let one = f16::ONE.to_bits();
+    let bits = |magnitude: f32| if retained { one } else { f16::from_f32(magnitude).to_bits() };
+    match layout.mode {
+        Mode::Shared => {
+            folded.magnitudes[slot] = u32::from(bits(measured.lower)) | u32::from(bits(measured.upper)) << 16;
+        }
+        Mode::Anchor => {
+            folded.magnitudes[slot / 2] |= u32::from(bits(anchor_ratio(measured))) << (slot % 2 * 16)
+        }
+        Mode::Compat => {}
+    }
+}
+
+/// The bytes of a slot: the direction, or a raw row that reuses it.
+fn slot_bytes(layout: &Layout, retained: bool, measured: &Row, lower: &[u8], upper: &[u8]) -> Vec<u8> {
+    let numbers = |bytes: &[u8]| {
+        let mut row = vec![0.0; layout.shape.dim];
+        decode(bytes, layout.dtype, &mut row);
+        row
+    };
+    let mut bytes = Vec::with_capacity(layout.slot_words() * 4);
+    let scale = match (layout.mode, retained) {
+        (Mode::Anchor, _) => return lower.to_vec(),
+        (Mode::Shared, true) if layout.reuses_slots() => return upper.to_vec(),
+        (Mode::Shared, true) => return bytes,
+        (Mode::Compat, true) => {
+            encode(&numbers(upper), DType::F16, &mut bytes);
+            return bytes;
+        }
+        (Mode::Shared, false) => 1.0,
+        (Mode::Compat, false) => measured.upper,
+    };
+    let mix = |(a, b): (&f32, &f32)| scale * (measured.weight_lower * a + measured.weight_upper * b);
+    let direction: Vec<f32> = numbers(lower).iter().zip(&numbers(upper)).map(mix).collect();
+    encode(&direction, DType::F16, &mut bytes);
+    bytes
+}
+
+/// Packs little-endian bytes into words from `start` on; a last half word is padded with zero.
+fn write_words(words: &mut [u32], start: usize, bytes: &[u8]) {
+    for (word, chunk) in words[start..].iter_mut().zip(bytes.chunks(4)) {
+        let mut whole = [0; 4];
+        whole[..chunk.len()].copy_from_slice(chunk);
+        *word = u32::from_le_bytes(whole);
+    }
+}
+
+/// Restores one layer of a folded pair in the element type it came in: raw rows bit for bit, merged rows as
+/// `magnitude * direction`.
+///
+/// # Errors
+/// [`Error::Shape`] when the pages or stores are shorter than the layout needs.
+pub fn restore(folded: &Folded, which: Layer) -> Result<Tensor> {
+    let layout = folded.layout;
+    let have = Totals { counts: folded.totals.counts, ..folded.totals }.bytes(&layout);
+    if folded.pages.len() != layout.pages() || folded.bytes() != have {
+        return Err(Error::shape("folded pair", format_args!("{have} bytes"), folded.bytes()));
+    }
+    let mut bytes = Vec::with_capacity(layout.shape.bytes(layout.dtype));
+    for (i, (_, _, token)) in layout.shape.iter_rows().enumerate() {
+        let index = (i / layout.shape.tokens) * layout.pages_per_head() + token / PAGE;
+        let page = folded.pages[index];
+        match side_row(&layout, &page, token % PAGE, layout.page_rows(index), which) {
+            Some(side) => read_bytes(&folded.side[side * layout.side_words()..], &layout, &mut bytes),
+            None => restore_slot(folded, &page, token % PAGE, which, &mut bytes),
+        }
+    }
+    Tensor::new(bytes, layout.dtype, layout.shape)
+}
+
+/// Appends a row stored raw in the input's type.
+fn read_bytes(words: &[u32], layout: &Layout, bytes: &mut Vec<u8>) {
+    let row: Vec<u8> = words.iter().take(layout.side_words()).flat_map(|word| word.to_le_bytes()).collect();
+    bytes.extend_from_slice(&row[..layout.shape.dim * layout.dtype.size()]);
+}
+
+/// Appends a row that lives in its slot.
+fn restore_slot(folded: &Folded, page: &Page, row: usize, which: Layer, bytes: &mut Vec<u8>) {
+    let layout = folded.layout;
+    let slot = page.slots as usize + row;
+    let words = &folded.slots[slot * layout.slot_words()..(slot + 1) * layout.slot_words()];
+    let retained = page.retained >> row & 1 == 1;
+    let half =
+        |index: usize| f16::from_bits((folded.magnitudes[index / 2] >> (index % 2 * 16)) as u16).to_f32();
+    let magnitude = match (layout.mode, which) {
+        (Mode::Anchor, Layer::Lower) => return read_bytes(words, &layout, bytes),
+        (Mode::Shared, _) if retained => return read_bytes(words, &layout, bytes),
+        (Mode::Shared, Layer::Lower) => half(2 * slot),
+        (Mode::Shared, Layer::Upper) => half(2 * slot + 1),
+        (Mode::Anchor, Layer::Upper) => half(slot),
+        (Mode::Compat, _) => 1.0,
+    };
+    let mut numbers = vec![0.0; layout.shape.dim];
+    let raw: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    decode(&raw, layout.slot_dtype(), &mut numbers);
+    numbers.iter_mut().for_each(|x| *x *= magnitude);
+    encode(&numbers, layout.dtype, bytes);
+}

@@ -1,0 +1,272 @@
+//! A folded pair of layers: its layout, which the twin and the kernels share, and a copy of it on the host.
+//!
+//! The unit is a **page**: 32 tokens of one sequence and KV head, decided whole. A page is *folded* (one slot per row, a
+//! magnitude word, side rows for what stays raw) or, when it would keep nearly all rows raw, *raw* (two side rows per row).
+
+use bytemuck::{Pod, Zeroable};
+
+use super::config::{Counts, MergeOptions, Mode};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Shape, TensorView};
+
+/// Tokens of a page.
+pub const PAGE: usize = 32;
+
+/// Which layer of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layer {
+    /// The layer nearer the input.
+    Lower,
+    /// The layer above it.
+    Upper,
+}
+
+/// One page's entry in the page table, 12 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Page {
+    /// First slot, or [`Page::RAW`].
+    pub slots: u32,
+    /// First side row.
+    pub side: u32,
+    /// Bit `i` is set iff row `i` is kept raw; all rows of a raw page are.
+    pub retained: u32,
+}
+
+impl Page {
+    /// `slots` of a raw page.
+    pub const RAW: u32 = u32::MAX;
+
+    /// Whether the page stayed two raw pages.
+    #[must_use]
+    pub const fn is_raw(&self) -> bool {
+        self.slots == Self::RAW
+    }
+}
+
+/// Sizes of a folded pair of tensors, one of K or V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Shape of each layer's tensor.
+    pub shape: Shape,
+    /// Element type of the input, and of what is restored.
+    pub dtype: DType,
+    /// How the pair is stored.
+    pub mode: Mode,
+}
+
+impl Layout {
+    /// The layout of a pair.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the shapes differ or the head dimension is outside 1 to 512, [`Error::DType`] when the
+    /// element types differ, [`Error::Limit`] when rows or words do not fit 32-bit indices.
+    pub fn new(lower: (Shape, DType), upper: (Shape, DType), mode: Mode) -> Result<Self> {
+        upper.0.check_equal("upper layer", lower.0)?;
+        lower.0.check_dim("keys or values of a pair")?;
+        if lower.1 != upper.1 {
+            let (want, have) = (lower.1.to_string(), upper.1.to_string());
+            return Err(Error::DType { what: "upper layer".to_owned(), want, have });
+        }
+        let layout = Self { shape: lower.0, dtype: lower.1, mode };
+        // Raw pages need the most: two side rows of up to `dim` words per row.
+        let words = layout.pages() as u64 * (2 * PAGE * layout.shape.dim) as u64;
+        if words > u64::from(u32::MAX) {
+            return Err(Error::Limit { what: "32-bit word index", need: words, have: u64::from(u32::MAX) });
+        }
+        Ok(layout)
+    }
+
+    pub(crate) fn of(lower: &TensorView<'_>, upper: &TensorView<'_>, mode: Mode) -> Result<Self> {
+        Self::new((lower.shape(), lower.dtype()), (upper.shape(), upper.dtype()), mode)
+    }
+
+    /// Pages of one sequence and head.
+    #[must_use]
+    pub const fn pages_per_head(&self) -> usize {
+        self.shape.tokens.div_ceil(PAGE)
+    }
+
+    /// Pages in all.
+    #[must_use]
+    pub const fn pages(&self) -> usize {
+        self.shape.batch * self.shape.heads * self.pages_per_head()
+    }
+
+    /// Rows of a page: 32, or fewer in the last of a head.
+    #[must_use]
+    pub const fn page_rows(&self, page: usize) -> usize {
+        let first = page % self.pages_per_head() * PAGE;
+        let left = self.shape.tokens - first;
+        if left < PAGE { left } else { PAGE }
+    }
+
+    /// Element type of a slot: f16, or the input's where the slot *is* the lower layer (Anchor).
+    #[must_use]
+    pub const fn slot_dtype(&self) -> DType {
+        match self.mode {
+            Mode::Anchor => self.dtype,
+            Mode::Shared | Mode::Compat => DType::F16,
+        }
+    }
+
+    /// 32-bit words of one slot.
+    #[must_use]
+    pub const fn slot_words(&self) -> usize {
+        (self.shape.dim * self.slot_dtype().size()).div_ceil(4)
+    }
+
+    /// 32-bit words of one side row.
+    #[must_use]
+    pub const fn side_words(&self) -> usize {
+        (self.shape.dim * self.dtype.size()).div_ceil(4)
+    }
+
+    /// f16 magnitudes of one slot: both layers' (Shared), the ratio (Anchor) or none (Compat).
+    #[must_use]
+    pub const fn magnitudes_per_slot(&self) -> usize {
+        match self.mode {
+            Mode::Shared => 2,
+            Mode::Anchor => 1,
+            Mode::Compat => 0,
+        }
+    }
+
+    /// Whether a retained row of one layer sits in the slot itself, so that only the other's goes to the side.
+    #[must_use]
+    pub fn reuses_slots(&self) -> bool {
+        self.slot_dtype() == self.dtype || self.mode == Mode::Compat
+    }
+
+    /// Slots of a folded page of `rows`: rounded up to even, so that two f16 magnitudes share a word.
+    #[must_use]
+    pub const fn page_slots(rows: usize) -> usize {
+        rows.next_multiple_of(2)
+    }
+
+    /// Side rows of a folded page of `rows`, `retained` of which are raw.
+    #[must_use]
+    pub fn page_side(&self, rows: usize, retained: usize) -> usize {
+        match self.mode {
+            Mode::Compat => rows,
+            _ if self.reuses_slots() => retained,
+            _ => 2 * retained,
+        }
+    }
+
+    /// Bytes of the two input tensors.
+    #[must_use]
+    pub const fn bytes_before(&self) -> usize {
+        2 * self.shape.bytes(self.dtype)
+    }
+}
+
+/// What a fold will hold, known once the rows are decided: sizes the host must allocate, and the counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Slots.
+    pub slots: u32,
+    /// Side rows.
+    pub side: u32,
+    /// Pages that stayed raw.
+    pub raw_pages: u32,
+    /// Rows merged and retained.
+    pub counts: Counts,
+}
+
+impl Totals {
+    /// Bytes of page table, slots, magnitudes and side rows, as they are allocated.
+    #[must_use]
+    pub const fn bytes(&self, layout: &Layout) -> u64 {
+        let slots = self.slots as usize;
+        let magnitudes = slots * layout.magnitudes_per_slot() * 2;
+        let words = slots * layout.slot_words() + self.side as usize * layout.side_words();
+        (layout.pages() * size_of::<Page>() + magnitudes + words * 4) as u64
+    }
+}
+
+/// A folded pair on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folded {
+    /// Sizes.
+    pub layout: Layout,
+    /// The page table, `[batch, heads, pages]`.
+    pub pages: Vec<Page>,
+    /// `[slots, slot_words]`: two f16 or bf16 channels a word, the even one low, or one f32.
+    pub slots: Vec<u32>,
+    /// Two f16 a word, `[slots, magnitudes_per_slot]`; of a Shared slot the lower layer's stands low.
+    pub magnitudes: Vec<u32>,
+    /// `[side rows, side_words]`, rows as they came.
+    pub side: Vec<u32>,
+    /// Sizes and counts.
+    pub totals: Totals,
+}
+
+impl Folded {
+    /// Bytes of everything stored.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let words = self.slots.len() + self.magnitudes.len() + self.side.len();
+        (words * 4 + self.pages.len() * size_of::<Page>()) as u64
+    }
+}
+
+/// The rule's verdict on one sequence: rows whose `(key(cosine), index)` is at most this pair are kept raw.
+///
+/// `key` orders f32 as unsigned integers, so that one comparison serves every rule, and the row index breaks ties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Cut {
+    /// Largest key that is kept raw.
+    pub key: u32,
+    /// Largest row index, within the sequence, kept raw at exactly that key.
+    pub index: u32,
+}
+
+impl Cut {
+    /// Keeps nothing: no finite number has key 0.
+    pub const NOTHING: Self = Self { key: 0, index: 0 };
+
+    /// Keeps every cosine below `threshold`.
+    #[must_use]
+    pub fn below(threshold: f32) -> Self {
+        Self { key: order_key(threshold) - 1, index: u32::MAX }
+    }
+}
+
+/// A key that orders finite f32 as unsigned integers do; both zeros share one.
+#[must_use]
+pub fn order_key(number: f32) -> u32 {
+    let bits = if number == 0.0 { 0 } else { number.to_bits() };
+    if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 }
+}
+
+/// Checks what every merge needs and gives the layout.
+pub(crate) fn check_merge(
+    lower: (Shape, DType),
+    upper: (Shape, DType),
+    options: &MergeOptions,
+) -> Result<Layout> {
+    options.validate()?;
+    Layout::new(lower, upper, options.mode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_order_as_numbers_do() {
+        let sorted = [f32::MIN, -1.0, -0.5, -1e-40, 0.0, 1e-40, 0.25, 1.0, f32::MAX];
+        assert!(sorted.map(order_key).is_sorted_by(|a, b| a < b));
+        assert_eq!(order_key(-0.0), order_key(0.0));
+        assert!(order_key(f32::MIN) > Cut::NOTHING.key);
+    }
+
+    #[test]
+    fn a_pair_too_large_for_32_bit_indices_is_a_limit() {
+        let shape = Shape::new(1, 1, 1 << 26, 64).unwrap();
+        let error = Layout::new((shape, DType::F16), (shape, DType::F16), Mode::Shared).unwrap_err();
+        assert!(matches!(error, Error::Limit { need: 8_589_934_592, .. }), "{error}");
+    }
+}

@@ -1,0 +1,16 @@
+//! MiniCache: neighbouring layers' keys or values folded onto one direction per token, with a magnitude per layer
+//! (arXiv 2405.14366).
+//!
+//! K and V are folded separately, each row by itself. [`cpu::merge`] and [`cpu::restore`] are the operations on host
+//! tensors; `gpu::Ops` records the same on a device; [`mod@reference`] judges both in f64.
+
+mod config;
+pub mod cpu;
+mod folded;
+mod plan;
+pub mod reference;
+mod slerp;
+
+pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
+pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, order_key};
+pub use plan::{LayerRole, Role, pair_layers_depth};
