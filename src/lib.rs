@@ -12,8 +12,15 @@
 )]
 
 pub mod error;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 pub mod minicache;
 pub mod tensor;
 
 pub use error::{Error, Result};
 pub use tensor::{DType, Shape, Strides, Tensor, TensorView};
+
+#[cfg(feature = "gpu")]
+pub use gpu::{Gpu, KvView};
+#[cfg(feature = "gpu")]
+pub use wgpu;

@@ -37,7 +37,7 @@ impl DType {
 
     /// The largest finite number of this type.
     #[must_use]
-    pub fn max(self) -> f32 {
+    pub fn largest(self) -> f32 {
         match self {
             Self::F16 => f16::MAX.to_f32(),
             Self::Bf16 => bf16::MAX.to_f32(),

@@ -167,6 +167,16 @@ pub enum Cause {
     Range,
 }
 
+impl Cause {
+    /// The cause a kernel names by number, `None` for a merged row.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        [Self::NonFinite, Self::Sink, Self::Rule, Self::Antiparallel, Self::Range]
+            .get((code as usize).checked_sub(1)?)
+            .copied()
+    }
+}
+
 /// How many rows were merged and how many were kept raw, by first [`Cause`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {

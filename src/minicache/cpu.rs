@@ -117,7 +117,7 @@ fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, mode: Mode, dty
         Mode::Shared => !stored(row.lower) || !stored(row.upper),
         Mode::Anchor => {
             let ratio = anchor_ratio(row);
-            !stored(ratio) || ratio * peak_lower > dtype.max()
+            !stored(ratio) || ratio * peak_lower > dtype.largest()
         }
         Mode::Compat => row.upper * peak_direction > F16_MAX,
     }

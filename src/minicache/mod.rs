@@ -7,10 +7,13 @@
 mod config;
 pub mod cpu;
 mod folded;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod plan;
 pub mod reference;
 mod slerp;
 
 pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
+pub use cpu::Row;
 pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, order_key};
 pub use plan::{LayerRole, Role, pair_layers_depth};

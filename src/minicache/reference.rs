@@ -99,9 +99,9 @@ fn out_of_range(magnitudes: [f64; 2], lower: &[f64], direction: &[f64], mode: Mo
         Mode::Shared => !magnitudes.into_iter().all(stored),
         Mode::Anchor => {
             let ratio = if magnitudes[1] == 0.0 { 0.0 } else { magnitudes[1] / magnitudes[0] };
-            !stored(ratio) || ratio * peak(lower) > f64::from(dtype.max())
+            !stored(ratio) || ratio * peak(lower) > f64::from(dtype.largest())
         }
-        Mode::Compat => magnitudes[1] * peak(direction) > f64::from(DType::F16.max()),
+        Mode::Compat => magnitudes[1] * peak(direction) > f64::from(DType::F16.largest()),
     }
 }
 

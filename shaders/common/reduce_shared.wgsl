@@ -1,0 +1,30 @@
+// Sums and maxima over the LANES invocations that share a row, through workgroup memory.
+// Lanes are combined as a butterfly (1, 2, 4, ...), the order that every variant and the twin keep.
+
+var<workgroup> exchange: array<vec4<f32>, WORKGROUP>;
+
+fn lane_of(id: Invocation) -> u32 {
+    return id.local;
+}
+
+fn row_sum(value: vec4<f32>, lane: u32) -> vec4<f32> {
+    var sum = value;
+    for (var offset = 1u; offset < LANES; offset <<= 1u) {
+        exchange[lane] = sum;
+        workgroupBarrier();
+        sum += exchange[lane ^ offset];
+        workgroupBarrier();
+    }
+    return sum;
+}
+
+fn row_max(value: vec4<f32>, lane: u32) -> vec4<f32> {
+    var peak = value;
+    for (var offset = 1u; offset < LANES; offset <<= 1u) {
+        exchange[lane] = peak;
+        workgroupBarrier();
+        peak = max(peak, exchange[lane ^ offset]);
+        workgroupBarrier();
+    }
+    return peak;
+}

@@ -1,0 +1,38 @@
+// Sums and maxima over the LANES invocations that share a row, by shuffles as far as the smallest subgroup reaches and
+// through workgroup memory beyond. Same butterfly order as reduce_shared.wgsl.
+
+var<workgroup> exchange: array<vec4<f32>, WORKGROUP>;
+
+// Subgroup lanes need not follow local_invocation_index, so a row's lanes are numbered by subgroup. WORKGROUP is a multiple
+// of every subgroup size (4 to 128), so all subgroups are full.
+fn lane_of(id: Invocation) -> u32 {
+    return id.subgroup * id.subgroup_size + id.subgroup_lane;
+}
+
+fn row_sum(value: vec4<f32>, lane: u32) -> vec4<f32> {
+    var sum = value;
+    for (var offset = 1u; offset < min(LANES, SUBGROUP_MIN); offset <<= 1u) {
+        sum += subgroupShuffleXor(sum, offset);
+    }
+    for (var offset = SUBGROUP_MIN; offset < LANES; offset <<= 1u) {
+        exchange[lane] = sum;
+        workgroupBarrier();
+        sum += exchange[lane ^ offset];
+        workgroupBarrier();
+    }
+    return sum;
+}
+
+fn row_max(value: vec4<f32>, lane: u32) -> vec4<f32> {
+    var peak = value;
+    for (var offset = 1u; offset < min(LANES, SUBGROUP_MIN); offset <<= 1u) {
+        peak = max(peak, subgroupShuffleXor(peak, offset));
+    }
+    for (var offset = SUBGROUP_MIN; offset < LANES; offset <<= 1u) {
+        exchange[lane] = peak;
+        workgroupBarrier();
+        peak = max(peak, exchange[lane ^ offset]);
+        workgroupBarrier();
+    }
+    return peak;
+}

@@ -1,0 +1,35 @@
+// Where a row's parts stand: the same rules as src/minicache/cpu.rs::side_row.
+
+const RAW: u32 = 0xffffffffu;
+const NOWHERE: u32 = 0xffffffffu;
+const LOWER: u32 = 0u;
+const UPPER: u32 = 1u;
+
+struct Page {
+    slots: u32,
+    side: u32,
+    retained: u32,
+}
+
+fn is_retained(page: Page, row: u32) -> bool {
+    return ((page.retained >> row) & 1u) == 1u;
+}
+
+// Side row of a layer's row in a page of `rows` rows, or NOWHERE.
+fn side_row(page: Page, row: u32, rows: u32, layer: u32) -> u32 {
+    if (page.slots == RAW) {
+        return page.side + row + select(0u, rows, layer == UPPER);
+    }
+    if (MODE == COMPAT) {
+        return select(NOWHERE, page.side + row, layer == LOWER);
+    }
+    if (!is_retained(page, row)) {
+        return NOWHERE;
+    }
+    let rank = countOneBits(page.retained & ((1u << row) - 1u));
+    if (SIDE_PER_RETAINED == 2u) {
+        return page.side + 2u * rank + layer;
+    }
+    let in_slot = select(UPPER, LOWER, MODE == ANCHOR);
+    return select(page.side + rank, NOWHERE, layer == in_slot);
+}

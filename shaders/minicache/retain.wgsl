@@ -1,0 +1,65 @@
+// Decides every row: one invocation a row, 32 of them a page, whose bits they set together; counts rows by first cause.
+// Twin: minicache::cpu::retain.
+
+struct Params {
+    pages: u32,
+    pages_per_head: u32,
+    tokens: u32,
+    heads: u32,
+    sinks: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> rows: array<Row>;
+@group(0) @binding(2) var<storage, read> cuts: array<vec2<u32>>;
+@group(0) @binding(3) var<storage, read_write> bitmaps: array<u32>;
+@group(0) @binding(4) var<storage, read_write> counts: array<atomic<u32>>;
+
+var<workgroup> bits: array<atomic<u32>, WORKGROUP / PAGE>;
+var<workgroup> tally: array<atomic<u32>, CAUSES>;
+
+fn cause_of(row: Row, token: u32, index: u32, cut: vec2<u32>) -> u32 {
+    if (row.fault == NON_FINITE) {
+        return NON_FINITE;
+    }
+    if (token < params.sinks) {
+        return SINK;
+    }
+    if (MODE != COMPAT && row.fault == MERGED && both_zero(row)) {
+        return MERGED;
+    }
+    let key = order_key(row.cosine);
+    if (key < cut.x || (key == cut.x && index <= cut.y)) {
+        return RULE;
+    }
+    return row.fault;
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn retain(id: Invocation) {
+    let page = linear_workgroup(id) * (WORKGROUP / PAGE) + id.local / PAGE;
+    let head = page / params.pages_per_head;
+    let token = (page % params.pages_per_head) * PAGE + id.local % PAGE;
+    if (id.local < WORKGROUP / PAGE) {
+        atomicStore(&bits[id.local], 0u);
+    }
+    if (id.local < CAUSES) {
+        atomicStore(&tally[id.local], 0u);
+    }
+    workgroupBarrier();
+    if (page < params.pages && token < params.tokens) {
+        let index = (head % params.heads) * params.tokens + token;
+        let cause = cause_of(rows[head * params.tokens + token], token, index, cuts[head / params.heads]);
+        if (cause != MERGED) {
+            atomicOr(&bits[id.local / PAGE], 1u << (id.local % PAGE));
+        }
+        atomicAdd(&tally[cause], 1u);
+    }
+    workgroupBarrier();
+    if (page < params.pages && id.local % PAGE == 0u) {
+        bitmaps[page] = atomicLoad(&bits[id.local / PAGE]);
+    }
+    if (id.local < CAUSES) {
+        atomicAdd(&counts[id.local], atomicLoad(&tally[id.local]));
+    }
+}

@@ -1,0 +1,60 @@
+//! The only place that waits. It does not exist on wasm32, where nothing may block the page.
+
+use super::{Caps, Gpu, ReadBack, Request};
+use crate::error::{Error, Result};
+
+impl Gpu {
+    /// [`request`](Self::request), waiting for it.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request).
+    pub fn request_blocking(request: Request) -> Result<Self> {
+        pollster::block_on(Self::request(request))
+    }
+
+    /// Waits until everything submitted so far has run.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] when it never will.
+    pub fn wait_blocking(&self) -> Result<()> {
+        let waited = self.device().poll(wgpu::PollType::wait_indefinitely());
+        waited.map(|_| ()).map_err(|cause| Error::DeviceLost { cause: cause.to_string() })
+    }
+
+    /// Awaits `future`, driving the device until it is ready: for futures of this library on a device that nobody else
+    /// polls.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        loop {
+            if let std::task::Poll::Ready(result) = future.as_mut().poll(&mut context) {
+                return result;
+            }
+            // A failing wait means a lost device, whose callbacks have run: the future will say so.
+            let _ = self.wait_blocking();
+        }
+    }
+}
+
+/// [`adapters`](super::adapters), waiting for them.
+#[must_use]
+pub fn adapters_blocking(backends: wgpu::Backends) -> Vec<Caps> {
+    pollster::block_on(super::adapters(backends))
+}
+
+impl ReadBack {
+    /// Waits for the bytes, driving the device.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] when the device is gone, [`Error::Device`] when the bytes cannot be mapped or their
+    /// encoder was not submitted.
+    pub fn wait_blocking(self) -> Result<Vec<u8>> {
+        let gpu = self.gpu.clone();
+        gpu.wait_blocking()?;
+        if !self.is_done() {
+            let cause = "the encoder that carries it was not submitted".to_owned();
+            return Err(Error::Device { what: "read-back".to_owned(), cause });
+        }
+        gpu.block_on(self)
+    }
+}

@@ -1,0 +1,77 @@
+//! What a device can do.
+
+use serde::Serialize;
+
+/// What the kernels need to know of a device. Shown by `kvfold adapters`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Caps {
+    /// `vulkan`, `metal`, `dx12`, `gl` or `webgpu`.
+    pub backend: String,
+    /// The adapter's name.
+    pub adapter: String,
+    /// The driver's name and version.
+    pub driver: String,
+    /// Whether the adapter is a program on the CPU: right, but no measure of speed.
+    pub software: bool,
+    /// Whether shaders may use f16 natively.
+    pub f16: bool,
+    /// Smallest and largest subgroup, where shaders may use subgroup operations.
+    pub subgroups: Option<(u32, u32)>,
+    /// Largest part of a buffer that one binding can show, in bytes.
+    pub max_storage_buffer_binding_size: u64,
+    /// Largest buffer, in bytes.
+    pub max_buffer_size: u64,
+    /// Storage buffers that one stage can bind.
+    pub max_storage_buffers_per_shader_stage: u32,
+    /// Invocations of one workgroup.
+    pub max_compute_invocations_per_workgroup: u32,
+    /// Bytes of workgroup memory.
+    pub max_compute_workgroup_storage_size: u32,
+    /// Workgroups in one dimension of a dispatch.
+    pub max_compute_workgroups_per_dimension: u32,
+    /// Alignment of a storage binding's offset, in bytes.
+    pub min_storage_buffer_offset_alignment: u32,
+}
+
+impl Caps {
+    /// The capabilities of a device or adapter.
+    #[must_use]
+    pub fn new(info: &wgpu::AdapterInfo, features: wgpu::Features, limits: &wgpu::Limits) -> Self {
+        let driver = [info.driver.as_str(), info.driver_info.as_str()];
+        Self {
+            backend: backend_name(info.backend).to_owned(),
+            adapter: info.name.clone(),
+            driver: driver.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "),
+            software: info.device_type == wgpu::DeviceType::Cpu,
+            f16: features.contains(wgpu::Features::SHADER_F16),
+            subgroups: features
+                .contains(wgpu::Features::SUBGROUP)
+                .then_some((info.subgroup_min_size, info.subgroup_max_size)),
+            max_storage_buffer_binding_size: limits.max_storage_buffer_binding_size,
+            max_buffer_size: limits.max_buffer_size,
+            max_storage_buffers_per_shader_stage: limits.max_storage_buffers_per_shader_stage,
+            max_compute_invocations_per_workgroup: limits.max_compute_invocations_per_workgroup,
+            max_compute_workgroup_storage_size: limits.max_compute_workgroup_storage_size,
+            max_compute_workgroups_per_dimension: limits.max_compute_workgroups_per_dimension,
+            min_storage_buffer_offset_alignment: limits.min_storage_buffer_offset_alignment,
+        }
+    }
+
+    /// The subgroup size that shuffles may count on, where every subgroup divides the kernels' workgroup of 128.
+    pub(crate) fn shuffle_width(&self) -> Option<u32> {
+        let (smallest, largest) = self.subgroups?;
+        (smallest >= 4 && largest <= 128).then_some(smallest)
+    }
+}
+
+pub(crate) fn backend_name(backend: wgpu::Backend) -> &'static str {
+    match backend {
+        wgpu::Backend::Noop => "noop",
+        wgpu::Backend::Vulkan => "vulkan",
+        wgpu::Backend::Metal => "metal",
+        wgpu::Backend::Dx12 => "dx12",
+        wgpu::Backend::Gl => "gl",
+        wgpu::Backend::BrowserWebGpu => "webgpu",
+    }
+}

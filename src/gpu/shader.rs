@@ -1,0 +1,235 @@
+//! Kernels, their variants and their WGSL text.
+//!
+//! A kernel file is plain WGSL. A variant is that file behind the `enable` lines its target wants, a prelude of constants,
+//! and common modules chosen by capability. Nothing else is generated.
+
+use crate::tensor::DType;
+
+/// A kernel: its file, its bindings and its workgroup size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kernel {
+    Similarity,
+    Threshold,
+    Retain,
+    Layout,
+    Merge,
+    Restore,
+}
+
+/// How a kernel uses a binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Uniform,
+    Read,
+    Write,
+}
+
+/// What is fixed about a kernel, whatever the variant.
+pub(crate) struct Spec {
+    /// Name of the file, of the entry point, of the twin and of the recorder.
+    pub(crate) name: &'static str,
+    source: &'static str,
+    /// Bindings of group 0, in order.
+    pub(crate) bindings: &'static [Access],
+    /// Invocations of a workgroup.
+    pub(crate) workgroup: u32,
+}
+
+use Access::{Read, Uniform, Write};
+
+macro_rules! spec {
+    ($folder:literal, $name:literal, $workgroup:literal, $bindings:expr) => {
+        Spec {
+            name: $name,
+            source: include_str!(concat!("../../shaders/", $folder, "/", $name, ".wgsl")),
+            bindings: $bindings,
+            workgroup: $workgroup,
+        }
+    };
+}
+
+impl Kernel {
+    pub(crate) fn spec(self) -> &'static Spec {
+        match self {
+            Self::Similarity => &spec!("minicache", "similarity", 128, &[Uniform, Read, Read, Write]),
+            Self::Threshold => &spec!("minicache", "threshold", 256, &[Uniform, Read, Write]),
+            Self::Retain => &spec!("minicache", "retain", 128, &[Uniform, Read, Read, Write, Write]),
+            Self::Layout => &spec!("minicache", "layout", 256, &[Uniform, Read, Write, Write]),
+            Self::Merge => {
+                &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write, Write, Write])
+            }
+            Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Read, Read, Read, Write]),
+        }
+    }
+}
+
+/// A common module, a file of `shaders/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Module {
+    Float,
+    Load(DType),
+    LoadNativeF16,
+    Bits(DType),
+    MiniCacheRow,
+    MiniCachePage,
+    Slerp,
+}
+
+impl Module {
+    fn source(self) -> &'static str {
+        match self {
+            Self::Float => include_str!("../../shaders/common/float.wgsl"),
+            Self::Load(DType::F16) => include_str!("../../shaders/common/load_f16.wgsl"),
+            Self::Load(DType::Bf16) => include_str!("../../shaders/common/load_bf16.wgsl"),
+            Self::Load(DType::F32) => include_str!("../../shaders/common/load_f32.wgsl"),
+            Self::LoadNativeF16 => include_str!("../../shaders/common/load_f16_native.wgsl"),
+            Self::Bits(DType::F16) => include_str!("../../shaders/common/bits_f16.wgsl"),
+            Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
+            Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
+            Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
+            Self::MiniCachePage => include_str!("../../shaders/minicache/page.wgsl"),
+            Self::Slerp => include_str!("../../shaders/minicache/slerp.wgsl"),
+        }
+    }
+}
+
+/// Who will read the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// naga, natively: `enable subgroups;` is refused there.
+    Native,
+    /// A browser: every extension must be enabled.
+    Web,
+}
+
+/// A value of the prelude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Const {
+    U32(&'static str, u32),
+    Bool(&'static str, bool),
+    /// The largest finite number of a type.
+    Max(&'static str, DType),
+}
+
+/// A kernel made for one set of constants and capabilities: the key of its pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Variant {
+    kernel: Kernel,
+    modules: Vec<Module>,
+    constants: Vec<Const>,
+    /// Smallest subgroup size, where shuffles are used.
+    subgroups: Option<u32>,
+    native_f16: bool,
+}
+
+impl Variant {
+    pub(crate) fn new(kernel: Kernel, modules: &[Module], constants: &[Const]) -> Self {
+        Self {
+            kernel,
+            modules: modules.to_vec(),
+            constants: constants.to_vec(),
+            subgroups: None,
+            native_f16: modules.contains(&Module::LoadNativeF16),
+        }
+    }
+
+    /// The variant that reduces by shuffles; `smallest` is the smallest subgroup the adapter may choose.
+    pub(crate) fn with_subgroups(mut self, smallest: Option<u32>) -> Self {
+        self.subgroups = smallest;
+        self
+    }
+
+    pub(crate) fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
+    /// Invocations of a workgroup.
+    pub(crate) fn workgroup(&self) -> u32 {
+        self.kernel.spec().workgroup
+    }
+
+    /// Every variant that some adapter can take, for a selection of head dimensions: what a shader lint must see.
+    #[must_use]
+    pub fn every() -> Vec<Self> {
+        crate::minicache::gpu::variants()
+    }
+
+    /// Whether this variant needs no optional feature of a device.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.subgroups.is_none() && !self.native_f16
+    }
+
+    /// A name that no other variant has, of letters, digits, `_` and `-`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let mut label = self.kernel.spec().name.to_owned();
+        for constant in &self.constants {
+            label += &match constant {
+                Const::U32(name, value) => format!("-{name}_{value}"),
+                Const::Bool(name, value) => format!("-{name}_{value}"),
+                Const::Max(name, dtype) => format!("-{name}_{dtype}"),
+            }
+            .to_lowercase();
+        }
+        for module in &self.modules {
+            if let Module::Load(dtype) | Module::Bits(dtype) = module {
+                label += &format!("-{dtype}");
+            }
+        }
+        if self.native_f16 {
+            label += "-native_f16";
+        }
+        if let Some(size) = self.subgroups {
+            label += &format!("-subgroups_{size}");
+        }
+        label
+    }
+
+    /// Name of the entry point.
+    #[must_use]
+    pub fn entry_point(&self) -> &'static str {
+        self.kernel.spec().name
+    }
+
+    /// The whole WGSL text.
+    #[must_use]
+    pub fn source(&self, target: Target) -> String {
+        let spec = self.kernel.spec();
+        let mut text = String::new();
+        if self.native_f16 {
+            text += "enable f16;\n";
+        }
+        if self.subgroups.is_some() && target == Target::Web {
+            text += "enable subgroups;\n";
+        }
+        text += &format!("const WORKGROUP: u32 = {}u;\n", spec.workgroup);
+        if let Some(smallest) = self.subgroups {
+            text += &format!("const SUBGROUP_MIN: u32 = {smallest}u;\n");
+        }
+        for constant in &self.constants {
+            text += &match constant {
+                Const::U32(name, value) => format!("const {name}: u32 = {value}u;\n"),
+                Const::Bool(name, value) => format!("const {name}: bool = {value};\n"),
+                Const::Max(name, dtype) => format!("const {name}: f32 = {:e};\n", dtype.largest()),
+            };
+        }
+        let shared = [
+            include_str!("../../shaders/common/invocation.wgsl"),
+            include_str!("../../shaders/common/reduce_shared.wgsl"),
+        ];
+        let by_subgroup = [
+            include_str!("../../shaders/common/invocation_subgroups.wgsl"),
+            include_str!("../../shaders/common/reduce_subgroups.wgsl"),
+        ];
+        let [invocation, reduce] = if self.subgroups.is_some() { by_subgroup } else { shared };
+        text += invocation;
+        if self.constants.iter().any(|constant| matches!(constant, Const::U32("LANES", _))) {
+            text += reduce;
+        }
+        for module in &self.modules {
+            text += module.source();
+        }
+        text + spec.source
+    }
+}

@@ -1,0 +1,147 @@
+//! Host buffers seen as tensors.
+
+use super::{Caps, Gpu, Window};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Shape, Strides};
+
+/// Part of a host's buffer seen as `[batch, heads, tokens, dim]`: borrowed by a cheap clone, never copied.
+#[derive(Clone, Debug)]
+pub struct KvView {
+    buffer: wgpu::Buffer,
+    dtype: DType,
+    shape: Shape,
+    offset: usize,
+    strides: Strides,
+}
+
+/// How an operation uses a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ViewUse {
+    Read,
+    Write,
+}
+
+/// A view bound to a kernel: the window of its buffer, and the element offset and strides within it.
+#[derive(Clone, Debug)]
+pub(crate) struct BoundView {
+    pub(crate) window: Window,
+    /// Offset of the first element, then batch, head and token strides, in elements of the window.
+    pub(crate) layout: [u32; 4],
+    /// Whether every row starts at an even element and has an even number of them.
+    pub(crate) paired: bool,
+}
+
+impl KvView {
+    /// A contiguous tensor at the start of `buffer`.
+    #[must_use]
+    pub fn new(buffer: &wgpu::Buffer, dtype: DType, shape: Shape) -> Self {
+        Self { buffer: buffer.clone(), dtype, shape, offset: 0, strides: Strides::contiguous(shape) }
+    }
+
+    /// The same view, its first element at `offset`, counted in elements from the start of the buffer.
+    #[must_use]
+    pub fn at(mut self, offset: usize) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// The same view with other distances between batch entries, heads and tokens, in elements.
+    #[must_use]
+    pub fn strides(mut self, strides: Strides) -> Self {
+        self.strides = strides;
+        self
+    }
+
+    /// `[batch, heads, tokens, dim]`.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The element type.
+    #[must_use]
+    pub const fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The buffer.
+    #[must_use]
+    pub const fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
+    /// Whether the elements follow each other without gaps.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.strides == Strides::contiguous(self.shape)
+    }
+
+    /// The smallest window of the buffer that shows the view, as a kernel's binding.
+    ///
+    /// # Errors
+    /// [`Error::TooShort`] when the buffer ends before the last element, [`Error::Usage`] when it is no storage buffer,
+    /// [`Error::Limit`] when the window exceeds what one binding can show, [`Error::Alignment`] when whole words cannot be
+    /// written.
+    pub(crate) fn bind(&self, what: &str, usage: ViewUse, gpu: &Gpu) -> Result<BoundView> {
+        if !self.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+            let have = format!("{:?}", self.buffer.usage());
+            return Err(Error::Usage { what: what.to_owned(), want: "STORAGE".to_owned(), have });
+        }
+        let size = self.dtype.size() as u64;
+        let extent = self.strides.extent(self.shape)? as u64;
+        let end = (self.offset as u64).saturating_add(extent).saturating_mul(size);
+        if end > self.buffer.size() {
+            return Err(Error::TooShort { what: what.to_owned(), need: end, have: self.buffer.size() });
+        }
+        let paired = self.is_paired();
+        if usage == ViewUse::Write {
+            self.check_writable(what, paired)?;
+        }
+        let window = window(&self.buffer, self.offset as u64 * size, end, gpu.caps())?;
+        let first = (self.offset as u64 * size - window.offset) / size;
+        let mut layout = [0; 4];
+        let numbers =
+            [first, self.strides.batch as u64, self.strides.heads as u64, self.strides.tokens as u64];
+        // A stride over a single entry may be anything; it is never used.
+        let used = [true, self.shape.batch > 1, self.shape.heads > 1, self.shape.tokens > 1];
+        for ((slot, number), used) in layout.iter_mut().zip(numbers).zip(used) {
+            let limit =
+                || Error::Limit { what: "32-bit element index", need: number, have: u64::from(u32::MAX) };
+            *slot = if used { u32::try_from(number).map_err(|_| limit())? } else { 0 };
+        }
+        Ok(BoundView { window, layout, paired })
+    }
+
+    fn is_paired(&self) -> bool {
+        let strides =
+            [self.offset, self.strides.batch, self.strides.heads, self.strides.tokens, self.shape.dim];
+        strides.iter().all(|n| n.is_multiple_of(2))
+    }
+
+    /// Kernels write whole 32-bit words: a 16-bit output starts at one, and is contiguous or has even strides.
+    fn check_writable(&self, what: &str, paired: bool) -> Result<()> {
+        if self.dtype == DType::F32 || paired {
+            return Ok(());
+        }
+        let even = self.offset.is_multiple_of(2);
+        let strides = [self.strides.batch, self.strides.heads, self.strides.tokens];
+        if even && (self.is_contiguous() || strides.iter().all(|n| n.is_multiple_of(2))) {
+            return Ok(());
+        }
+        Err(Error::Alignment {
+            what: what.to_owned(),
+            want: "an even offset, and no gaps or even strides".to_owned(),
+            have: format!("offset {}, strides {strides:?}", self.offset),
+        })
+    }
+}
+
+/// The window from byte `start` to `end` of a buffer, widened to what a binding allows.
+fn window(buffer: &wgpu::Buffer, start: u64, end: u64, caps: &Caps) -> Result<Window> {
+    let offset = start - start % u64::from(caps.min_storage_buffer_offset_alignment);
+    let size = (end - offset).next_multiple_of(4).max(4).min(buffer.size() - offset);
+    let have = caps.max_storage_buffer_binding_size;
+    if size > have {
+        return Err(Error::Limit { what: "bytes of one binding", need: size, have });
+    }
+    Ok(Window { buffer: buffer.clone(), offset, size })
+}
