@@ -11,8 +11,11 @@
     )
 )]
 
+pub mod capture;
+mod container;
 pub mod error;
 pub mod tensor;
 
+pub use capture::Capture;
 pub use error::{Error, Result};
 pub use tensor::{DType, Shape, Strides, Tensor, TensorView};
