@@ -11,12 +11,15 @@
     )
 )]
 
+pub mod capture;
+mod container;
 pub mod error;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod minicache;
 pub mod tensor;
 
+pub use capture::Capture;
 pub use error::{Error, Result};
 pub use tensor::{DType, Shape, Strides, Tensor, TensorView};
 
