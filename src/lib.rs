@@ -11,7 +11,9 @@
     )
 )]
 
+pub mod attention;
 pub mod error;
+pub mod qjl;
 pub mod tensor;
 
 pub use error::{Error, Result};
