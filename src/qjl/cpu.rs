@@ -19,6 +19,7 @@ const MAX_CODE: f32 = 127.0;
 
 /// Sketches keys: bit `j` is 1 iff `(S k)_j >= 0`, beside `nu` as `scale` says, rounded to f16. A row of zeros has
 /// `nu` 0; a row with a non-finite number has bits 0 and the marker; `nu` above 65504 is clamped. All three are counted.
+/// Numbers so large (about 1e36) that `S k` leaves f32 are among the clamped, and their bits mean little.
 ///
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape) when the keys' dimension is not the projection's.
@@ -178,7 +179,7 @@ fn key_scale(scale: KeyScale, key: &[f32], largest: f32, y: &[f32]) -> f32 {
         KeyScale::Mse => total() / y.len() as f32,
         KeyScale::Unbiased => {
             let (squares, total) = (y.iter().map(|y| y * y).sum::<f32>(), total());
-            if total > 0.0 { squares / total } else { 0.0 }
+            if total == 0.0 { 0.0 } else { squares / total }
         }
     }
 }
