@@ -11,12 +11,14 @@
     )
 )]
 
+pub mod attention;
 pub mod capture;
 mod container;
 pub mod error;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod minicache;
+pub mod qjl;
 pub mod tensor;
 
 pub use capture::Capture;
