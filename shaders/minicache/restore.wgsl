@@ -45,7 +45,8 @@ fn row_bits(row: u32, channel: u32) -> u32 {
         return element_bits(side[raw * SIDE_WORDS + channel / ELEMENTS], channel);
     }
     let slot = page.slots + local;
-    let in_slot = (MODE == ANCHOR && params.layer == LOWER) || (MODE == SHARED && is_retained(page, local));
+    let in_slot = (MODE == ANCHOR && params.layer == LOWER) || (MODE == SHARED && is_retained(page, local))
+        || (MODE == COMPAT && SLOT_IS_INPUT);
     if (in_slot) {
         return element_bits(slots[slot * SLOT_WORDS + channel / ELEMENTS], channel);
     }

@@ -11,7 +11,7 @@ pub(crate) enum Kernel {
     Similarity,
     Threshold,
     Retain,
-    Layout,
+    Arrange,
     Merge,
     Restore,
 }
@@ -54,7 +54,7 @@ impl Kernel {
             Self::Similarity => &spec!("minicache", "similarity", 128, &[Uniform, Read, Read, Write]),
             Self::Threshold => &spec!("minicache", "threshold", 256, &[Uniform, Read, Write]),
             Self::Retain => &spec!("minicache", "retain", 128, &[Uniform, Read, Read, Write, Write]),
-            Self::Layout => &spec!("minicache", "layout", 256, &[Uniform, Read, Write, Write]),
+            Self::Arrange => &spec!("minicache", "arrange", 256, &[Uniform, Read, Write, Write]),
             Self::Merge => {
                 &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write, Write, Write])
             }

@@ -202,7 +202,7 @@ pub fn retain(rows: &[Row], cuts: &[Cut], layout: &Layout, options: &MergeOption
 
 /// Lays the pages out: which stay raw, and where each one's slots and side rows begin.
 #[must_use]
-pub fn layout(causes: &[Option<Cause>], layout: &Layout, options: &MergeOptions) -> (Vec<Page>, Totals) {
+pub fn arrange(causes: &[Option<Cause>], layout: &Layout, options: &MergeOptions) -> (Vec<Page>, Totals) {
     let mut totals = Totals::default();
     causes.iter().for_each(|&cause| totals.counts.add(cause));
     let tokens = layout.shape.tokens.max(1);
@@ -235,7 +235,7 @@ pub fn merge(lower: &TensorView<'_>, upper: &TensorView<'_>, options: &MergeOpti
     let sizes = Layout::of(lower, upper, options.mode)?;
     let cuts = threshold(&rows, &sizes, options);
     let causes = retain(&rows, &cuts, &sizes, options);
-    let (pages, totals) = layout(&causes, &sizes, options);
+    let (pages, totals) = arrange(&causes, &sizes, options);
     let magnitudes = (totals.slots as usize * sizes.magnitudes_per_slot()).div_ceil(2);
     let mut folded = Folded {
         layout: sizes,
@@ -378,6 +378,7 @@ fn restore_slot(folded: &Folded, page: &Page, row: usize, which: Layer, bytes: &
     let magnitude = match (layout.mode, which) {
         (Mode::Anchor, Layer::Lower) => return read_bytes(words, &layout, bytes),
         (Mode::Shared, _) if retained => return read_bytes(words, &layout, bytes),
+        (Mode::Compat, _) if layout.slot_dtype() == layout.dtype => return read_bytes(words, &layout, bytes),
         (Mode::Shared, Layer::Lower) => half(2 * slot),
         (Mode::Shared, Layer::Upper) => half(2 * slot + 1),
         (Mode::Anchor, Layer::Upper) => half(slot),

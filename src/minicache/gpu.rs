@@ -92,7 +92,7 @@ struct RetainParams {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct LayoutParams {
+struct ArrangeParams {
     pages: u32,
     pages_per_head: u32,
     last_rows: u32,
@@ -170,7 +170,7 @@ impl Ops {
         let bitmaps = self.gpu.storage("bitmaps", layout.pages() as u64 * 4)?;
         self.retain(&mut recording, &rows, &cuts, &bitmaps, &status, options)?;
         let pages = self.gpu.storage("page table", (layout.pages() * size_of::<Page>()) as u64)?;
-        self.layout(&mut recording, &layout, &bitmaps, &pages, &status, options)?;
+        self.arrange(&mut recording, &layout, &bitmaps, &pages, &status, options)?;
         recording.record(encoder);
         let totals = Some(ReadBack::schedule(&self.gpu, encoder, &status)?);
         Ok(Decision { rows, lower: lower.clone(), upper: upper.clone(), pages, totals })
@@ -320,7 +320,7 @@ impl Ops {
         })
     }
 
-    fn layout(
+    fn arrange(
         &self,
         recording: &mut Recording<'_>,
         layout: &Layout,
@@ -331,8 +331,8 @@ impl Ops {
     ) -> Result<()> {
         let last_rows = layout.pages_per_head().checked_sub(1).map_or(0, |last| layout.page_rows(last));
         recording.add(Dispatch {
-            variant: layout_variant(layout),
-            params: LayoutParams {
+            variant: arrange_variant(layout),
+            params: ArrangeParams {
                 pages: layout.pages() as u32,
                 pages_per_head: layout.pages_per_head() as u32,
                 last_rows: last_rows as u32,
@@ -467,14 +467,14 @@ fn side_per_retained(layout: &Layout) -> Const {
     Const::U32("SIDE_PER_RETAINED", if layout.reuses_slots() { 1 } else { 2 })
 }
 
-fn layout_variant(layout: &Layout) -> Variant {
+fn arrange_variant(layout: &Layout) -> Variant {
     let constants = [
         page_constant(),
         Const::U32("TOTALS_AT", TOTALS_AT),
         side_per_retained(layout),
         mode_constants(layout.mode),
     ];
-    Variant::new(Kernel::Layout, &[Module::MiniCacheRow], &constants)
+    Variant::new(Kernel::Arrange, &[Module::MiniCacheRow], &constants)
 }
 
 /// `merge` and `restore`, which write and read a store.
@@ -511,7 +511,7 @@ pub(crate) fn variants() -> Vec<Variant> {
         let shape = crate::tensor::Shape { batch: 1, heads: 1, tokens: PAGE, dim };
         let layout = Layout { shape, dtype, mode };
         variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
-        variants.push(layout_variant(&layout));
+        variants.push(arrange_variant(&layout));
         for aligned in [false, dim % 2 == 0] {
             for native_f16 in [false, dtype == DType::F16] {
                 let variant = similarity_variant(&layout, aligned, native_f16);

@@ -6,7 +6,7 @@ use kvfold::{DType, Error, Gpu, KvView, Shape, Strides, wgpu};
 
 use crate::Test;
 
-pub const TESTS: &[Test] = &[
+pub(crate) const TESTS: &[Test] = &[
     ("a_read_back_returns_what_was_uploaded", read_back),
     ("a_read_back_that_was_not_submitted_is_an_error", not_submitted),
     ("views_that_cannot_be_bound_say_why", refused_views),
@@ -15,12 +15,13 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// A device of the same adapter as a host might make it: WebGPU's default limits, no feature.
-pub fn bare(gpu: &Gpu) -> kvfold::Result<Gpu> {
+pub(crate) fn bare(gpu: &Gpu) -> kvfold::Result<Gpu> {
     let name = gpu.caps().adapter.clone();
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     let adapter = adapters.into_iter().find(|adapter| adapter.get_info().name == name).unwrap();
-    let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default())).unwrap();
+    let (device, queue) =
+        pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default())).unwrap();
     assert!(device.features().is_empty());
     assert_eq!(device.limits().max_storage_buffer_binding_size, 128 << 20);
     Gpu::from_wgpu(device, queue)
@@ -52,7 +53,8 @@ fn refused_views(gpu: &Gpu) -> kvfold::Result<()> {
     });
     let ops = Ops::new(gpu);
     let error = |upper: &KvView| {
-        gpu.submit(|encoder| ops.encode_similarity(encoder, &good, upper, &MergeOptions::default())).unwrap_err()
+        gpu.submit(|encoder| ops.encode_similarity(encoder, &good, upper, &MergeOptions::default()))
+            .unwrap_err()
     };
     let short = error(&good.clone().at(1));
     assert!(matches!(short, Error::TooShort { need: 770, have: 768, .. }), "{short}");

@@ -25,7 +25,7 @@ use kvfold::gpu::Request;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// A test by name; it fails by panicking or by an error.
-pub type Test = (&'static str, fn(&Gpu) -> kvfold::Result<()>);
+pub(crate) type Test = (&'static str, fn(&Gpu) -> kvfold::Result<()>);
 
 /// A way of making the device.
 struct Profile {
@@ -74,7 +74,8 @@ fn main() -> ExitCode {
             "off" => Err("KVFOLD_GPU=off".to_owned()),
             _ => open(profile).map(Arc::new).map_err(|error| error.to_string()),
         };
-        let adapter = gpu.as_ref().map_or("none", |gpu| gpu.caps().adapter.split(' ').next().unwrap_or("unnamed"));
+        let adapter =
+            gpu.as_ref().map_or("none", |gpu| gpu.caps().adapter.split(' ').next().unwrap_or("unnamed"));
         for (name, test) in tests() {
             let label = format!("{adapter}/{}/{name}", profile.name);
             trials.push(match &gpu {

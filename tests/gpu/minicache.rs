@@ -7,7 +7,7 @@ use kvfold::{DType, Error, Gpu, KvView, Shape, Strides, Tensor};
 use crate::Test;
 use crate::rows::{Numbers, download, pair, upload};
 
-pub const TESTS: &[Test] = &[
+pub(crate) const TESTS: &[Test] = &[
     ("similarity_equals_its_twin", similarity),
     ("merge_equals_its_twin_in_every_mode_and_type", every_mode),
     ("merge_equals_its_twin_under_every_rule", every_rule),
@@ -35,7 +35,8 @@ fn folded_of(gpu: &Gpu, folded: &FoldedBuffers) -> kvfold::Result<Folded> {
 
 fn restore_on(gpu: &Gpu, folded: &FoldedBuffers, which: Layer) -> kvfold::Result<Tensor> {
     let (shape, dtype) = (folded.layout.shape, folded.layout.dtype);
-    let output = KvView::new(&gpu.storage("output", (shape.bytes(dtype) as u64).next_multiple_of(4))?, dtype, shape);
+    let output =
+        KvView::new(&gpu.storage("output", (shape.bytes(dtype) as u64).next_multiple_of(4))?, dtype, shape);
     gpu.submit(|encoder| Ops::new(gpu).encode_restore(encoder, folded, which, &output))?;
     Ok(download(gpu, &output))
 }
@@ -67,8 +68,14 @@ fn compare_rows(kernel: &Tensor, twin: &Tensor, folded: &Folded, context: &str) 
     let dim = kernel.shape().dim;
     for (row, (b, h, t)) in kernel.shape().iter_rows().enumerate() {
         let page = folded.pages[(row / kernel.shape().tokens) * folded.layout.pages_per_head() + t / 32];
-        if page.retained >> (t % 32) & 1 == 1 && (folded.layout.mode != Mode::Compat || kernel.dtype() == DType::F16) {
-            assert_eq!(kernel.view().row_bytes(b, h, t), twin.view().row_bytes(b, h, t), "row {row}, {context}");
+        if page.retained >> (t % 32) & 1 == 1
+            && (folded.layout.mode != Mode::Compat || kernel.dtype() == DType::F16)
+        {
+            assert_eq!(
+                kernel.view().row_bytes(b, h, t),
+                twin.view().row_bytes(b, h, t),
+                "row {row}, {context}"
+            );
             continue;
         }
         let (mut a, mut b_row) = (vec![0.0; dim], vec![0.0; dim]);
@@ -108,7 +115,9 @@ fn similarity(gpu: &Gpu) -> kvfold::Result<()> {
                 assert!((a.upper - b.upper).abs() <= COSINE * b.upper, "{context}");
                 // Near opposite rows the weights grow without bound and so does their rounding; those rows stay raw.
                 if b.fault != Some(Cause::Antiparallel) {
-                    let close = |x: f32, y: f32| (x - y).abs() <= 1e-5 * (b.weight_lower.abs() + b.weight_upper.abs());
+                    let close = |x: f32, y: f32| {
+                        (x - y).abs() <= 1e-5 * (b.weight_lower.abs() + b.weight_upper.abs())
+                    };
                     assert!(close(a.weight_lower, b.weight_lower), "{context}");
                     assert!(close(a.weight_upper, b.weight_upper), "{context}");
                 }
@@ -213,7 +222,8 @@ fn half_words(gpu: &Gpu) -> kvfold::Result<()> {
         (output.clone().at(1), "offset 1"),
         (output.strides(Strides { batch: 12, heads: 12, tokens: 5 }), "strides [12, 12, 5]"),
     ] {
-        let restored = gpu.submit(|encoder| Ops::new(gpu).encode_restore(encoder, &folded, Layer::Lower, &output));
+        let restored =
+            gpu.submit(|encoder| Ops::new(gpu).encode_restore(encoder, &folded, Layer::Lower, &output));
         let error = restored.unwrap_err();
         assert!(matches!(error, Error::Alignment { .. }) && error.to_string().contains(have), "{error}");
     }

@@ -4,19 +4,19 @@ use kvfold::{DType, Gpu, KvView, Shape, Tensor};
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 /// Numbers from a fixed seed, uniform in `[-1, 1)`.
-pub struct Numbers(TestRng);
+pub(crate) struct Numbers(TestRng);
 
 impl Numbers {
-    pub fn new(seed: u8) -> Self {
+    pub(crate) fn new(seed: u8) -> Self {
         Self(TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]))
     }
 
-    pub fn next(&mut self) -> f32 {
+    pub(crate) fn next(&mut self) -> f32 {
         use proptest::prelude::Rng;
         (self.0.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    pub fn row(&mut self, dim: usize) -> Vec<f32> {
+    pub(crate) fn row(&mut self, dim: usize) -> Vec<f32> {
         (0..dim).map(|_| self.next()).collect()
     }
 }
@@ -48,7 +48,7 @@ fn pair_of_rows(numbers: &mut Numbers, dim: usize, kind: usize) -> [Vec<f32>; 2]
 }
 
 /// A pair of layers in which half the rows are similar and the others are of every odd kind.
-pub fn pair(seed: u8, shape: Shape, dtype: DType) -> [Tensor; 2] {
+pub(crate) fn pair(seed: u8, shape: Shape, dtype: DType) -> [Tensor; 2] {
     let mut numbers = Numbers::new(seed);
     let (mut lower, mut upper) = (Vec::new(), Vec::new());
     for row in 0..shape.rows() {
@@ -61,12 +61,12 @@ pub fn pair(seed: u8, shape: Shape, dtype: DType) -> [Tensor; 2] {
 }
 
 /// A contiguous view of a tensor copied to the device.
-pub fn upload(gpu: &Gpu, tensor: &Tensor) -> KvView {
+pub(crate) fn upload(gpu: &Gpu, tensor: &Tensor) -> KvView {
     KvView::new(&gpu.upload("tensor", tensor.bytes()).unwrap(), tensor.dtype(), tensor.shape())
 }
 
 /// A tensor of a view's shape from the bytes of its whole buffer.
-pub fn download(gpu: &Gpu, view: &KvView) -> Tensor {
+pub(crate) fn download(gpu: &Gpu, view: &KvView) -> Tensor {
     let read_back =
         gpu.submit(|encoder| kvfold::gpu::ReadBack::schedule(gpu, encoder, view.buffer())).unwrap();
     let mut bytes = read_back.wait_blocking().unwrap();

@@ -1,5 +1,5 @@
 // Lays the pages out by a prefix sum: which stay raw, and where each one's slots and side rows begin. One workgroup walks all
-// pages in order, so that the layout is the same on every machine. Twin: minicache::cpu::layout.
+// pages in order, so that the layout is the same on every machine. Twin: minicache::cpu::arrange.
 
 struct Params {
     pages: u32,
@@ -38,7 +38,7 @@ fn needs(page: u32) -> vec3<u32> {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn layout(id: Invocation) {
+fn arrange(id: Invocation) {
     var before = vec3<u32>();
     for (var first = 0u; first < params.pages; first += WORKGROUP) {
         let page = first + id.local;
