@@ -2,16 +2,9 @@
 // 32-bit word of the output. Twin: minicache::cpu::restore.
 
 struct Params {
-    words: u32,
-    rows: u32,
-    tokens: u32,
-    heads: u32,
+    view: Output,
     pages_per_head: u32,
     layer: u32,
-    // Elements from one row to the next in the order in which words are counted, and whether the output is contiguous.
-    pitch: u32,
-    contiguous: u32,
-    output: vec4<u32>,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -35,11 +28,11 @@ fn slot_number(slot: u32, channel: u32) -> f32 {
 }
 
 fn row_bits(row: u32, channel: u32) -> u32 {
-    let head = row / params.tokens;
-    let token = row % params.tokens;
+    let head = row / params.view.tokens;
+    let token = row % params.view.tokens;
     let page = pages[head * params.pages_per_head + token / PAGE];
     let local = token % PAGE;
-    let rows_in_page = min(PAGE, params.tokens - (token - local));
+    let rows_in_page = min(PAGE, params.view.tokens - (token - local));
     let raw = side_row(page, local, rows_in_page, params.layer);
     if (raw != NOWHERE) {
         return element_bits(side[raw * SIDE_WORDS + channel / ELEMENTS], channel);
@@ -57,38 +50,7 @@ fn row_bits(row: u32, channel: u32) -> u32 {
     return round_to_bits(magnitude * slot_number(slot, channel));
 }
 
-fn output_word(word: u32) -> u32 {
-    if (params.contiguous == 1u) {
-        return params.output.x / ELEMENTS + word;
-    }
-    let words_a_row = params.pitch / ELEMENTS;
-    let row = word / words_a_row;
-    let head = row / params.tokens;
-    let start = params.output.x + (head / params.heads) * params.output.y + (head % params.heads) * params.output.z
-        + (row % params.tokens) * params.output.w;
-    return start / ELEMENTS + word % words_a_row;
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn restore(id: Invocation) {
-    let word = linear_workgroup(id) * WORKGROUP + id.local;
-    let at = output_word(min(word, params.words - 1u));
-    if (word >= params.words || at >= arrayLength(&output)) {
-        return;
-    }
-    if (ELEMENTS == 1u) {
-        output[at] = row_bits(word / params.pitch, word % params.pitch);
-        return;
-    }
-    // A word's second half may begin the next row, or be a gap that is the host's and stays as it is.
-    var bits = output[at];
-    for (var i = 0u; i < 2u; i++) {
-        let element_index = 2u * word + i;
-        let row = element_index / params.pitch;
-        let channel = element_index % params.pitch;
-        if (row < params.rows && channel < HEAD_DIM) {
-            bits = (bits & (0xffff0000u >> (16u * i))) | (row_bits(row, channel) << (16u * i));
-        }
-    }
-    output[at] = bits;
+    store_word(linear_workgroup(id) * WORKGROUP + id.local);
 }

@@ -1,0 +1,34 @@
+// Combines the partial softmaxes of one query's splits into its output row: one invocation per word of the output.
+// A split's part is its largest logit, the sum of its exponentials, and its weighted sum of values.
+
+struct Params {
+    view: Output,
+    splits: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> partials: array<f32>;
+@group(0) @binding(2) var<storage, read_write> output: array<u32>;
+
+fn row_bits(row: u32, channel: u32) -> u32 {
+    let first = row * params.splits * PARTIAL_STRIDE;
+    var largest = -3.402823e38;
+    for (var split = 0u; split < params.splits; split++) {
+        largest = max(largest, partials[first + split * PARTIAL_STRIDE]);
+    }
+    var sum = 0.0;
+    var number = 0.0;
+    for (var split = 0u; split < params.splits; split++) {
+        let base = first + split * PARTIAL_STRIDE;
+        let weight = exp(max(partials[base] - largest, -200.0));
+        sum += weight * partials[base + 1u];
+        number += weight * partials[base + 2u + channel];
+    }
+    // A query that saw nothing has a sum of 0 and a row of zeros.
+    return round_to_bits(select(number / max(sum, 1.1754944e-38), 0.0, sum == 0.0));
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn combine(id: Invocation) {
+    store_word(linear_workgroup(id) * WORKGROUP + id.local);
+}

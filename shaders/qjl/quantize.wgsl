@@ -1,0 +1,75 @@
+// Sketches keys: sign bits of S k and one scalar nu, two rows a workgroup, so that their f16 scalars share a word.
+// Twin: qjl::cpu::quantize.
+
+struct Params {
+    view: View,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(3) var<storage, read_write> words: array<u32>;
+@group(0) @binding(4) var<storage, read_write> scales: array<u32>;
+@group(0) @binding(5) var<storage, read_write> status: array<atomic<u32>, 3>;
+
+const SKETCH_WORDS: u32 = (SKETCH_DIM + 31u) / 32u;
+
+var<workgroup> bits: array<atomic<u32>, 2u * SKETCH_WORDS>;
+
+// nu of both rows from the sums of |y| and y^2 and of squares of the rows over their peaks.
+fn key_scales(pair: RowPair, magnitudes: vec2<f32>, squares: vec2<f32>, lengths: vec2<f32>) -> vec2<f32> {
+    if (KEY_SCALE == NORM) {
+        return pair.peaks * sqrt(lengths);
+    }
+    if (KEY_SCALE == MSE) {
+        return magnitudes / f32(SKETCH_DIM);
+    }
+    return squares * vec2<f32>(inverse_or_zero(magnitudes.x), inverse_or_zero(magnitudes.y));
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn quantize(id: Invocation) {
+    let lane = lane_of(id);
+    let first = 2u * linear_workgroup(id);
+    let pair = load_row_pair(first, lane);
+    for (var i = lane; i < 2u * SKETCH_WORDS; i += WORKGROUP) {
+        atomicStore(&bits[i], 0u);
+    }
+    workgroupBarrier();
+    var sums = vec4<f32>();
+    for (var block = 0u; block < BLOCKS; block++) {
+        project_block(block, lane);
+        for (var i = lane; i < BLOCK; i += WORKGROUP) {
+            let bit = block * BLOCK + i;
+            if (bit < SKETCH_DIM) {
+                let y = projected[i];
+                sums += vec4<f32>(abs(y), y * y);
+                let mask = 1u << (bit % 32u);
+                atomicOr(&bits[bit / 32u], select(0u, mask, y.x >= 0.0));
+                atomicOr(&bits[SKETCH_WORDS + bit / 32u], select(0u, mask, y.y >= 0.0));
+            }
+        }
+        workgroupBarrier();
+    }
+    sums = row_sum(sums, lane);
+    let inverse = vec2<f32>(inverse_or_zero(pair.peaks.x), inverse_or_zero(pair.peaks.y));
+    var lengths = vec4<f32>();
+    for (var channel = lane; channel < HEAD_DIM; channel += WORKGROUP) {
+        let unit = source[channel] * inverse;
+        lengths += vec4<f32>(unit * unit, 0.0, 0.0);
+    }
+    lengths = row_sum(lengths, lane);
+
+    for (var i = lane; i < 2u * SKETCH_WORDS; i += WORKGROUP) {
+        let second = i >= SKETCH_WORDS;
+        let at = select(pair.rows.x, pair.rows.y, second) * SKETCH_WORDS + i % SKETCH_WORDS;
+        if (select(pair.inside.x, pair.inside.y, second) && at < arrayLength(&words)) {
+            words[at] = select(0u, atomicLoad(&bits[i]), select(pair.finite.x, pair.finite.y, second));
+        }
+    }
+    if (lane == 0u && pair.inside.x) {
+        let scale = key_scales(pair, sums.xy, sums.zw, lengths.xy);
+        let low = stored_scale(scale.x, 0.0, pair.finite.x, pair.peaks.x == 0.0, true);
+        let high = stored_scale(scale.y, 0.0, pair.finite.y, pair.peaks.y == 0.0, pair.inside.y);
+        scales[first / 2u] = low | (high << 16u);
+    }
+}

@@ -1,0 +1,71 @@
+// Codes value rows in 8 bits with an f16 scale. LANES invocations share a row; a workgroup's rows start at an even one, so
+// that two scales share a word. Twin: qjl::cpu::quantize_values.
+
+struct Params {
+    rows: u32,
+    tokens: u32,
+    heads: u32,
+    layout: vec4<u32>,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(2) var<storage, read_write> words: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scales: array<u32>;
+@group(0) @binding(4) var<storage, read_write> status: array<atomic<u32>, 3>;
+
+const ROWS: u32 = WORKGROUP / LANES;
+const VALUE_WORDS: u32 = (HEAD_DIM + 3u) / 4u;
+const MIN_VALUE_SCALE: f32 = 6.1035156e-5;
+const MAX_CODE: f32 = 127.0;
+
+var<workgroup> stored: array<u32, ROWS>;
+
+fn row_start(row: u32) -> u32 {
+    let head = row / params.tokens;
+    return params.layout.x + (head / params.heads) * params.layout.y + (head % params.heads) * params.layout.z
+        + (row % params.tokens) * params.layout.w;
+}
+
+fn code(x: f32, scale: f32) -> u32 {
+    return u32(i32(clamp(round(x / scale), -MAX_CODE, MAX_CODE))) & 0xffu;
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn quantize_values(id: Invocation) {
+    let lane = lane_of(id);
+    let local_row = lane / LANES;
+    let first = linear_workgroup(id) * ROWS;
+    let row = first + local_row;
+    let start = row_start(min(row, params.rows - 1u));
+    var peaks = vec4<f32>();
+    for (var channel = lane % LANES; channel < HEAD_DIM; channel += LANES) {
+        let x = element(input[word_index(start + channel)], start + channel);
+        let finite = is_finite(x);
+        peaks = max(peaks, vec4<f32>(select(0.0, abs(x), finite), select(1.0, 0.0, finite), 0.0, 0.0));
+    }
+    peaks = row_max(peaks, lane);
+    let finite = peaks.y == 0.0;
+    if (lane % LANES == 0u) {
+        stored[local_row] = stored_scale(peaks.x / MAX_CODE, MIN_VALUE_SCALE, finite, peaks.x == 0.0, row < params.rows);
+    }
+    workgroupBarrier();
+    let scale = unpack2x16float(stored[local_row]).x;
+    let coded = finite && peaks.x > 0.0;
+    for (var word = lane % LANES; word < VALUE_WORDS; word += LANES) {
+        var bits = 0u;
+        for (var i = 0u; i < 4u; i++) {
+            let channel = 4u * word + i;
+            if (coded && channel < HEAD_DIM) {
+                bits |= code(element(input[word_index(start + channel)], start + channel), scale) << (8u * i);
+            }
+        }
+        let at = row * VALUE_WORDS + word;
+        if (row < params.rows && at < arrayLength(&words)) {
+            words[at] = bits;
+        }
+    }
+    if (lane < ROWS / 2u && first + 2u * lane < params.rows) {
+        scales[first / 2u + lane] = stored[2u * lane] | (stored[2u * lane + 1u] << 16u);
+    }
+}

@@ -1,0 +1,48 @@
+// Loading two rows of a host's tensor for projecting, and what they are.
+
+struct View {
+    rows: u32,
+    tokens: u32,
+    heads: u32,
+    // Offset of the first element, then batch, head and token strides.
+    layout: vec4<u32>,
+}
+
+// Largest magnitude of each row, 1 in z and w where a row holds a non-finite number.
+struct RowPair {
+    rows: vec2<u32>,
+    inside: vec2<bool>,
+    finite: vec2<bool>,
+    peaks: vec2<f32>,
+}
+
+fn row_start(row: u32) -> u32 {
+    let view = params.view;
+    let head = row / view.tokens;
+    return view.layout.x + (head / view.heads) * view.layout.y + (head % view.heads) * view.layout.z
+        + (row % view.tokens) * view.layout.w;
+}
+
+// Fills `source` with both rows, zeros where a row is outside or not finite.
+fn load_row_pair(first: u32, lane: u32) -> RowPair {
+    let rows = vec2<u32>(first, first + 1u);
+    let last = vec2<u32>(params.view.rows - 1u);
+    let starts = vec2<u32>(row_start(min(rows.x, last.x)), row_start(min(rows.y, last.y)));
+    var peaks = vec4<f32>();
+    for (var channel = lane; channel < HEAD_DIM; channel += WORKGROUP) {
+        let at = starts + channel;
+        let x = element(input[word_index(at.x)], at.x);
+        let y = element(input[word_index(at.y)], at.y);
+        let finite = vec2<bool>(is_finite(x), is_finite(y));
+        let both = select(vec2<f32>(), vec2<f32>(x, y), finite);
+        source[channel] = both;
+        peaks = max(peaks, vec4<f32>(abs(both), select(vec2<f32>(1.0), vec2<f32>(), finite)));
+    }
+    peaks = row_max(peaks, lane);
+    let finite = peaks.zw == vec2<f32>();
+    for (var channel = lane; channel < HEAD_DIM; channel += WORKGROUP) {
+        source[channel] = select(vec2<f32>(), source[channel], finite);
+    }
+    workgroupBarrier();
+    return RowPair(rows, rows <= last, finite, peaks.xy);
+}

@@ -1,0 +1,44 @@
+// Estimated scores g/m * nu * <S q, s> of every query and key: one key an invocation, one query and WORKGROUP keys a
+// workgroup. Twin: qjl::cpu::scores.
+
+struct Params {
+    tokens: u32,
+    queries: u32,
+    query_heads: u32,
+    group: u32,
+    tiles: u32,
+    rows: u32,
+    // First element of the output.
+    offset: u32,
+    factor: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> sketches: array<f32>;
+@group(0) @binding(2) var<storage, read> words: array<u32>;
+@group(0) @binding(3) var<storage, read> scales: array<u32>;
+@group(0) @binding(4) var<storage, read_write> output: array<f32>;
+
+@compute @workgroup_size(WORKGROUP)
+fn scores(id: Invocation) {
+    let index = linear_workgroup(id);
+    let query_row = min(index / params.tiles, params.rows - 1u);
+    let token = (index % params.tiles) * WORKGROUP + id.local;
+    let head = query_row / params.queries;
+    let kv_head = (head / params.query_heads) * (params.query_heads / params.group)
+        + (head % params.query_heads) / params.group;
+    let key_row = kv_head * params.tokens + min(token, params.tokens - 1u);
+    var sum = 0.0;
+    for (var chunk = 0u; chunk < CHUNKS; chunk++) {
+        load_chunk(query_row, chunk, id.local);
+        workgroupBarrier();
+        sum += chunk_dot(key_row, chunk);
+        workgroupBarrier();
+    }
+    let bits = half_at(scales[key_row / 2u], key_row);
+    let score = params.factor * unpack2x16float(bits).x * sum;
+    let at = params.offset + query_row * params.tokens + token;
+    if (index / params.tiles < params.rows && token < params.tokens && at < arrayLength(&output)) {
+        output[at] = select(0.0, score, half_is_finite(bits));
+    }
+}
