@@ -1,0 +1,101 @@
+//! Every variant of every kernel, as the native side and as a browser gets it: valid for naga, and within the rules of
+//! `rules.rs`. The browsers' texts are left in `target/shaders/` for `tests/tint`.
+
+#![cfg(feature = "gpu")]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test that panics is a test that fails"
+)]
+
+mod rules;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use kvfold::gpu::{Target, Variant};
+use naga::Module;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+/// Reads and validates a module as a device would: with f16 and subgroups only where the variant may use them.
+fn validated(variant: &Variant) -> Result<Module, String> {
+    let text = variant.source(Target::Native);
+    let module = naga::front::wgsl::parse_str(&text).map_err(|error| error.emit_to_string(&text))?;
+    // WebGPU's core: `unpack2x16float` and its like.
+    let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    if !variant.is_default() {
+        capabilities |= Capabilities::SHADER_FLOAT16 | Capabilities::SUBGROUP;
+    }
+    let checked = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
+    checked.map_err(|error| error.emit_to_string(&text))?;
+    Ok(module)
+}
+
+fn without_enables(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| !line.starts_with("enable ") && !line.is_empty()).collect()
+}
+
+fn none(breaches: &[String]) {
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+#[test]
+fn every_variant_is_valid_and_keeps_the_rules() {
+    let mut found = Vec::new();
+    for variant in Variant::every() {
+        let label = variant.label();
+        let broken = match validated(&variant) {
+            Err(error) => vec![error],
+            Ok(module) if variant.is_default() => {
+                [rules::breaches(&module), rules::default_breaches(&module)].concat()
+            }
+            Ok(module) => rules::breaches(&module),
+        };
+        found.extend(broken.iter().map(|breach| format!("{label}: {breach}")));
+    }
+    none(&found);
+}
+
+#[test]
+fn bindings_do_not_depend_on_the_variant() {
+    let mut kernels: BTreeMap<&str, Vec<rules::Binding>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for variant in Variant::every() {
+        let Ok(module) = validated(&variant) else { continue };
+        let new = rules::bindings(&module);
+        let seen = kernels.entry(variant.entry_point()).or_default();
+        let conflicts = rules::conflicts(seen, &new);
+        found.extend(conflicts.iter().map(|conflict| format!("{}: {conflict}", variant.label())));
+        seen.extend(new);
+    }
+    none(&found);
+}
+
+#[test]
+fn browsers_get_what_naga_checks() {
+    for variant in Variant::every() {
+        let (native, web) = (variant.source(Target::Native), variant.source(Target::Web));
+        assert_eq!(without_enables(&native), without_enables(&web), "{}", variant.label());
+    }
+}
+
+#[test]
+fn texts_for_browsers_are_left_for_tint() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shaders");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).expect("an old folder can go");
+    }
+    fs::create_dir_all(&folder).expect("a writable target folder");
+    let mut labels = HashSet::new();
+    for variant in Variant::every() {
+        let label = variant.label();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        assert!(!label.is_empty() && label.chars().all(plain), "{label:?} is no file name");
+        fs::write(folder.join(format!("{label}.wgsl")), variant.source(Target::Web))
+            .expect("a writable folder");
+        assert!(labels.insert(label.to_lowercase()), "{label} names two variants");
+    }
+    assert!(!labels.is_empty());
+}
