@@ -29,6 +29,6 @@ fn row_bits(row: u32, channel: u32) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn combine(id: Invocation) {
-    store_word(linear_workgroup(id) * WORKGROUP + id.local);
+fn combine(place: Place, id: Invocation) {
+    store_word(linear_workgroup(place) * WORKGROUP + id.local);
 }

@@ -10,19 +10,19 @@ struct Output {
     pitch: u32,
     contiguous: u32,
     // Offset of the first element, then batch, head and token strides.
-    layout: vec4<u32>,
+    place: vec4<u32>,
 }
 
 fn output_word(word: u32) -> u32 {
     let view = params.view;
     if (view.contiguous == 1u) {
-        return view.layout.x / ELEMENTS + word;
+        return view.place.x / ELEMENTS + word;
     }
     let words_a_row = view.pitch / ELEMENTS;
     let row = word / words_a_row;
     let head = row / view.tokens;
-    let start = view.layout.x + (head / view.heads) * view.layout.y + (head % view.heads) * view.layout.z
-        + (row % view.tokens) * view.layout.w;
+    let start = view.place.x + (head / view.heads) * view.place.y + (head % view.heads) * view.place.z
+        + (row % view.tokens) * view.place.w;
     return start / ELEMENTS + word % words_a_row;
 }
 

@@ -38,7 +38,7 @@ fn needs(page: u32) -> vec3<u32> {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn arrange(id: Invocation) {
+fn arrange(place: Place, id: Invocation) {
     var before = vec3<u32>();
     for (var first = 0u; first < params.pages; first += WORKGROUP) {
         let page = first + id.local;

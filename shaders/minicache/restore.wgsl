@@ -51,6 +51,6 @@ fn row_bits(row: u32, channel: u32) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn restore(id: Invocation) {
-    store_word(linear_workgroup(id) * WORKGROUP + id.local);
+fn restore(place: Place, id: Invocation) {
+    store_word(linear_workgroup(place) * WORKGROUP + id.local);
 }

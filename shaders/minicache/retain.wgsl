@@ -36,8 +36,8 @@ fn cause_of(row: Row, token: u32, index: u32, cut: vec2<u32>) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn retain(id: Invocation) {
-    let page = linear_workgroup(id) * (WORKGROUP / PAGE) + id.local / PAGE;
+fn retain(place: Place, id: Invocation) {
+    let page = linear_workgroup(place) * (WORKGROUP / PAGE) + id.local / PAGE;
     let head = page / params.pages_per_head;
     let token = (page % params.pages_per_head) * PAGE + id.local % PAGE;
     if (id.local < WORKGROUP / PAGE) {

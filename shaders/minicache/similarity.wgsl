@@ -70,9 +70,9 @@ fn out_of_range(row: Row, peak_lower: f32, peak_direction: f32) -> bool {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn similarity(id: Invocation) {
+fn similarity(place: Place, id: Invocation) {
     let lane = lane_of(id);
-    let row = linear_workgroup(id) * (WORKGROUP / LANES) + lane / LANES;
+    let row = linear_workgroup(place) * (WORKGROUP / LANES) + lane / LANES;
     let readable = min(row, params.rows - 1u);
     let lower_start = row_start(params.lower, readable);
     let upper_start = row_start(params.upper, readable);

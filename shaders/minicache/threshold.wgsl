@@ -115,8 +115,8 @@ fn fraction_cut(base: u32, lane: u32) -> vec2<u32> {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn threshold(id: Invocation) {
-    let sequence = linear_workgroup(id);
+fn threshold(place: Place, id: Invocation) {
+    let sequence = linear_workgroup(place);
     let base = sequence * params.sequence_rows;
     var cut: vec2<u32>;
     if (FRACTION) {

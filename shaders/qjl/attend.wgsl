@@ -72,9 +72,9 @@ fn four_codes(word: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn attend(id: Invocation) {
+fn attend(place: Place, id: Invocation) {
     let lane = lane_of(id);
-    let index = linear_workgroup(id);
+    let index = linear_workgroup(place);
     let query_row = min(index / params.splits, params.rows - 1u);
     let split = index % params.splits;
     let head = query_row / params.queries;

@@ -17,9 +17,9 @@ fn store(row: u32, at: u32, number: f32) {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn project(id: Invocation) {
+fn project(place: Place, id: Invocation) {
     let lane = lane_of(id);
-    let pair = load_row_pair(2u * linear_workgroup(id), lane);
+    let pair = load_row_pair(2u * linear_workgroup(place), lane);
     for (var block = 0u; block < BLOCKS; block++) {
         project_block(block, lane);
         for (var i = lane; i < BLOCK; i += WORKGROUP) {

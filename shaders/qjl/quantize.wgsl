@@ -27,9 +27,9 @@ fn key_scales(pair: RowPair, magnitudes: vec2<f32>, squares: vec2<f32>, lengths:
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn quantize(id: Invocation) {
+fn quantize(place: Place, id: Invocation) {
     let lane = lane_of(id);
-    let first = 2u * linear_workgroup(id);
+    let first = 2u * linear_workgroup(place);
     let pair = load_row_pair(first, lane);
     for (var i = lane; i < 2u * SKETCH_WORDS; i += WORKGROUP) {
         atomicStore(&bits[i], 0u);

@@ -5,7 +5,7 @@ struct Params {
     rows: u32,
     tokens: u32,
     heads: u32,
-    layout: vec4<u32>,
+    place: vec4<u32>,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -23,8 +23,8 @@ var<workgroup> stored: array<u32, ROWS>;
 
 fn row_start(row: u32) -> u32 {
     let head = row / params.tokens;
-    return params.layout.x + (head / params.heads) * params.layout.y + (head % params.heads) * params.layout.z
-        + (row % params.tokens) * params.layout.w;
+    return params.place.x + (head / params.heads) * params.place.y + (head % params.heads) * params.place.z
+        + (row % params.tokens) * params.place.w;
 }
 
 fn code(x: f32, scale: f32) -> u32 {
@@ -32,10 +32,10 @@ fn code(x: f32, scale: f32) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn quantize_values(id: Invocation) {
+fn quantize_values(place: Place, id: Invocation) {
     let lane = lane_of(id);
     let local_row = lane / LANES;
-    let first = linear_workgroup(id) * ROWS;
+    let first = linear_workgroup(place) * ROWS;
     let row = first + local_row;
     let start = row_start(min(row, params.rows - 1u));
     var peaks = vec4<f32>();

@@ -5,7 +5,7 @@ struct View {
     tokens: u32,
     heads: u32,
     // Offset of the first element, then batch, head and token strides.
-    layout: vec4<u32>,
+    place: vec4<u32>,
 }
 
 // Largest magnitude of each row, 1 in z and w where a row holds a non-finite number.
@@ -19,8 +19,8 @@ struct RowPair {
 fn row_start(row: u32) -> u32 {
     let view = params.view;
     let head = row / view.tokens;
-    return view.layout.x + (head / view.heads) * view.layout.y + (head % view.heads) * view.layout.z
-        + (row % view.tokens) * view.layout.w;
+    return view.place.x + (head / view.heads) * view.place.y + (head % view.heads) * view.place.z
+        + (row % view.tokens) * view.place.w;
 }
 
 // Fills `source` with both rows, zeros where a row is outside or not finite.

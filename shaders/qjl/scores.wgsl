@@ -20,8 +20,8 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> output: array<f32>;
 
 @compute @workgroup_size(WORKGROUP)
-fn scores(id: Invocation) {
-    let index = linear_workgroup(id);
+fn scores(place: Place, id: Invocation) {
+    let index = linear_workgroup(place);
     let query_row = min(index / params.tiles, params.rows - 1u);
     let token = (index % params.tiles) * WORKGROUP + id.local;
     let head = query_row / params.queries;

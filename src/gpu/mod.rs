@@ -26,9 +26,10 @@ pub use shader::{Target, Variant};
 pub use view::KvView;
 
 pub(crate) use pipeline::Pipeline;
+pub(crate) use readback::words;
 pub(crate) use record::{Dispatch, Recording, Window};
 pub(crate) use shader::{Access, Const, Kernel, Module};
-pub(crate) use view::{BoundView, ViewUse};
+pub(crate) use view::{BoundView, OutputParams, ViewUse, index32};
 
 use crate::error::{Error, Result};
 
@@ -100,14 +101,6 @@ impl Gpu {
         let pipelines = Mutex::default();
         let lost = Arc::default();
         Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, placeholders, lost }) })
-    }
-
-    /// On a device of our own, the loss is remembered. A host's hooks are the host's.
-    fn own_hooks(&self) {
-        let lost = Arc::clone(&self.shared.lost);
-        self.shared.device.set_device_lost_callback(move |reason, message| {
-            *lock(&lost) = Some(format!("{reason:?}: {message}"));
-        });
     }
 
     /// The wgpu device.

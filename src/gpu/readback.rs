@@ -103,3 +103,8 @@ impl Future for ReadBack {
         }
     }
 }
+
+/// Little-endian words of a read-back.
+pub(crate) fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
+}

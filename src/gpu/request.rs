@@ -1,7 +1,9 @@
 //! Asking for an adapter and a device.
 
+use std::sync::Arc;
+
 use super::caps::{Caps, backend_name};
-use super::{Gpu, Switches};
+use super::{Gpu, Switches, lock};
 use crate::error::{Error, Result};
 
 /// Which device to ask for. The default takes the fastest adapter there is, with f16 and subgroups where it has them.
@@ -169,5 +171,13 @@ impl Gpu {
             Self::with_switches(device, queue, Switches { f16: request.f16, subgroups: request.subgroups })?;
         gpu.own_hooks();
         Ok(gpu)
+    }
+
+    /// On a device of our own, the loss is remembered. A host's hooks are the host's.
+    fn own_hooks(&self) {
+        let lost = Arc::clone(&self.shared.lost);
+        self.shared.device.set_device_lost_callback(move |reason, message| {
+            *lock(&lost) = Some(format!("{reason:?}: {message}"));
+        });
     }
 }

@@ -14,6 +14,12 @@ pub(crate) enum Kernel {
     Arrange,
     Merge,
     Restore,
+    Quantize,
+    QuantizeValues,
+    Project,
+    Scores,
+    Attend,
+    Combine,
 }
 
 /// How a kernel uses a binding.
@@ -59,6 +65,16 @@ impl Kernel {
                 &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write, Write, Write])
             }
             Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::Quantize => &spec!("qjl", "quantize", 128, &[Uniform, Read, Read, Write, Write, Write]),
+            Self::QuantizeValues => {
+                &spec!("qjl", "quantize_values", 128, &[Uniform, Read, Write, Write, Write])
+            }
+            Self::Project => &spec!("qjl", "project", 128, &[Uniform, Read, Read, Write]),
+            Self::Scores => &spec!("qjl", "scores", 128, &[Uniform, Read, Read, Read, Write]),
+            Self::Attend => {
+                &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
+            }
+            Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Write]),
         }
     }
 }
@@ -70,9 +86,15 @@ pub(crate) enum Module {
     Load(DType),
     LoadNativeF16,
     Bits(DType),
+    Output,
     MiniCacheRow,
     MiniCachePage,
     Slerp,
+    ProjectMatrix,
+    ProjectHadamard,
+    RowPair,
+    Scale,
+    SketchDot,
 }
 
 impl Module {
@@ -86,9 +108,15 @@ impl Module {
             Self::Bits(DType::F16) => include_str!("../../shaders/common/bits_f16.wgsl"),
             Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
             Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
+            Self::Output => include_str!("../../shaders/common/output.wgsl"),
             Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
             Self::MiniCachePage => include_str!("../../shaders/minicache/page.wgsl"),
             Self::Slerp => include_str!("../../shaders/minicache/slerp.wgsl"),
+            Self::ProjectMatrix => include_str!("../../shaders/qjl/project_matrix.wgsl"),
+            Self::ProjectHadamard => include_str!("../../shaders/qjl/project_hadamard.wgsl"),
+            Self::RowPair => include_str!("../../shaders/qjl/row_pair.wgsl"),
+            Self::Scale => include_str!("../../shaders/qjl/scale.wgsl"),
+            Self::SketchDot => include_str!("../../shaders/qjl/sketch_dot.wgsl"),
         }
     }
 }
@@ -107,8 +135,8 @@ pub enum Target {
 pub(crate) enum Const {
     U32(&'static str, u32),
     Bool(&'static str, bool),
-    /// The largest finite number of a type.
-    Max(&'static str, DType),
+    /// A finite f32, by its bits.
+    F32(&'static str, u32),
 }
 
 /// A kernel made for one set of constants and capabilities: the key of its pipeline.
@@ -151,7 +179,7 @@ impl Variant {
     /// Every variant that some adapter can take, for a selection of head dimensions: what a shader lint must see.
     #[must_use]
     pub fn every() -> Vec<Self> {
-        crate::minicache::gpu::variants()
+        [crate::minicache::gpu::variants(), crate::qjl::gpu::variants()].concat()
     }
 
     /// Whether this variant needs no optional feature of a device.
@@ -168,7 +196,7 @@ impl Variant {
             label += &match constant {
                 Const::U32(name, value) => format!("-{name}_{value}"),
                 Const::Bool(name, value) => format!("-{name}_{value}"),
-                Const::Max(name, dtype) => format!("-{name}_{dtype}"),
+                Const::F32(name, bits) => format!("-{name}_{bits:x}"),
             }
             .to_lowercase();
         }
@@ -211,7 +239,10 @@ impl Variant {
             text += &match constant {
                 Const::U32(name, value) => format!("const {name}: u32 = {value}u;\n"),
                 Const::Bool(name, value) => format!("const {name}: bool = {value};\n"),
-                Const::Max(name, dtype) => format!("const {name}: f32 = {:e};\n", dtype.largest()),
+                Const::F32(name, bits) => {
+                    // As f64, whose shortest text never rounds up past the largest f32.
+                    format!("const {name}: f32 = {:e};\n", f64::from(f32::from_bits(*bits)))
+                }
             };
         }
         let shared = [
@@ -223,6 +254,7 @@ impl Variant {
             include_str!("../../shaders/common/reduce_subgroups.wgsl"),
         ];
         let [invocation, reduce] = if self.subgroups.is_some() { by_subgroup } else { shared };
+        text += include_str!("../../shaders/common/place.wgsl");
         text += invocation;
         if self.constants.iter().any(|constant| matches!(constant, Const::U32("LANES", _))) {
             text += reduce;

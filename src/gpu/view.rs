@@ -1,5 +1,7 @@
 //! Host buffers seen as tensors.
 
+use bytemuck::{Pod, Zeroable};
+
 use super::{Caps, Gpu, Window};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Shape, Strides};
@@ -29,6 +31,31 @@ pub(crate) struct BoundView {
     pub(crate) layout: [u32; 4],
     /// Whether every row starts at an even element and has an even number of them.
     pub(crate) paired: bool,
+}
+
+/// A host's tensor that a kernel reads row by row: `View` of shaders.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct InputParams {
+    pub(crate) rows: u32,
+    pub(crate) tokens: u32,
+    pub(crate) heads: u32,
+    padding: u32,
+    layout: [u32; 4],
+}
+
+/// A host's tensor that a kernel writes word by word: `Output` of shaders/common/output.wgsl.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct OutputParams {
+    pub(crate) words: u32,
+    rows: u32,
+    tokens: u32,
+    heads: u32,
+    pitch: u32,
+    contiguous: u32,
+    padding: [u32; 2],
+    layout: [u32; 4],
 }
 
 impl KvView {
@@ -111,6 +138,38 @@ impl KvView {
         Ok(BoundView { window, layout, paired })
     }
 
+    /// Binds a view that a kernel reads row by row.
+    pub(crate) fn bind_input(&self, what: &str, gpu: &Gpu) -> Result<(Window, InputParams)> {
+        let bound = self.bind(what, ViewUse::Read, gpu)?;
+        let [rows, tokens, heads] = self.sizes()?;
+        Ok((bound.window, InputParams { rows, tokens, heads, padding: 0, layout: bound.layout }))
+    }
+
+    /// Binds a view that a kernel writes word by word.
+    pub(crate) fn bind_output(&self, what: &str, gpu: &Gpu) -> Result<(Window, OutputParams)> {
+        let bound = self.bind(what, ViewUse::Write, gpu)?;
+        let [rows, tokens, heads] = self.sizes()?;
+        let contiguous = self.is_contiguous();
+        let per_word = 4 / self.dtype.size();
+        let pitch = if contiguous { self.shape.dim } else { self.shape.dim.next_multiple_of(per_word) };
+        let params = OutputParams {
+            words: index32((self.shape.rows() * pitch).div_ceil(per_word))?,
+            rows,
+            tokens,
+            heads,
+            pitch: index32(pitch)?,
+            contiguous: u32::from(contiguous),
+            padding: [0; 2],
+            layout: bound.layout,
+        };
+        Ok((bound.window, params))
+    }
+
+    /// Rows, tokens and heads as a kernel takes them.
+    fn sizes(&self) -> Result<[u32; 3]> {
+        Ok([index32(self.shape.rows())?, index32(self.shape.tokens)?, index32(self.shape.heads)?])
+    }
+
     fn is_paired(&self) -> bool {
         let strides =
             [self.offset, self.strides.batch, self.strides.heads, self.strides.tokens, self.shape.dim];
@@ -133,6 +192,12 @@ impl KvView {
             have: format!("offset {}, strides {strides:?}", self.offset),
         })
     }
+}
+
+/// A number that a kernel keeps in 32 bits.
+pub(crate) fn index32(number: usize) -> Result<u32> {
+    let limit = || Error::Limit { what: "32-bit index", need: number as u64, have: u64::from(u32::MAX) };
+    u32::try_from(number).map_err(|_| limit())
 }
 
 /// The window from byte `start` to `end` of a buffer, widened to what a binding allows.

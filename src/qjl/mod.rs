@@ -8,6 +8,8 @@
 
 mod config;
 pub mod cpu;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod projection;
 pub mod reference;
 

@@ -1,13 +1,19 @@
 //! MiniCache on the GPU: each private function records the kernel of the same name in `shaders/minicache/`.
 
-use bytemuck::{Pod, Zeroable};
+mod buffers;
+mod params;
+mod variants;
 
-use super::config::{Counts, MergeOptions, Mode, Retention};
-use super::folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, check_merge};
+pub use buffers::{Decision, FoldedBuffers, Rows};
+pub(crate) use variants::variants;
+
+use params::{ArrangeParams, MergeParams, RestoreParams, RetainParams, SimilarityParams, ThresholdParams};
+use variants::{arrange_variant, retain_variant, similarity_variant, store_variant, threshold_variant};
+
+use super::config::{MergeOptions, Retention};
+use super::folded::{Cut, Layer, Layout, PAGE, Page, Totals, check_merge};
 use crate::error::{Error, Result};
-use crate::gpu::{
-    BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, ReadBack, Recording, Variant, ViewUse, Window,
-};
+use crate::gpu::{BoundView, Dispatch, Gpu, Kernel, KvView, ReadBack, Recording, ViewUse, Window};
 use crate::tensor::DType;
 
 /// Lanes that share a row in `similarity`.
@@ -27,102 +33,6 @@ const STATUS_BYTES: u64 = 48;
 #[derive(Clone, Debug)]
 pub struct Ops {
     gpu: Gpu,
-}
-
-/// Rows measured by [`Ops::encode_similarity`], on the device.
-#[derive(Clone, Debug)]
-pub struct Rows {
-    gpu: Gpu,
-    layout: Layout,
-    buffer: wgpu::Buffer,
-}
-
-/// Rows decided by [`Ops::encode_decide`], on the device; their totals are on the way to the host.
-#[derive(Debug)]
-pub struct Decision {
-    rows: Rows,
-    lower: KvView,
-    upper: KvView,
-    pages: wgpu::Buffer,
-    totals: Option<ReadBack>,
-}
-
-/// A folded pair on the device: exact buffers, `None` where there is nothing to hold.
-#[derive(Clone, Debug)]
-pub struct FoldedBuffers {
-    /// Sizes.
-    pub layout: Layout,
-    /// Slots, side rows, raw pages and counts.
-    pub totals: Totals,
-    pages: Option<wgpu::Buffer>,
-    slots: Option<wgpu::Buffer>,
-    magnitudes: Option<wgpu::Buffer>,
-    side: Option<wgpu::Buffer>,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct SimilarityParams {
-    rows: u32,
-    tokens: u32,
-    heads: u32,
-    t: f32,
-    lower: [u32; 4],
-    upper: [u32; 4],
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ThresholdParams {
-    sequence_rows: u32,
-    tokens: u32,
-    sinks: u32,
-    amount: f32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct RetainParams {
-    pages: u32,
-    pages_per_head: u32,
-    tokens: u32,
-    heads: u32,
-    sinks: u32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ArrangeParams {
-    pages: u32,
-    pages_per_head: u32,
-    last_rows: u32,
-    full_limit: u32,
-    last_limit: u32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct MergeParams {
-    pages: u32,
-    pages_per_head: u32,
-    tokens: u32,
-    heads: u32,
-    lower: [u32; 4],
-    upper: [u32; 4],
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct RestoreParams {
-    words: u32,
-    rows: u32,
-    tokens: u32,
-    heads: u32,
-    pages_per_head: u32,
-    layer: u32,
-    pitch: u32,
-    contiguous: u32,
-    output: [u32; 4],
 }
 
 impl Ops {
@@ -393,33 +303,24 @@ impl Ops {
         if shape.rows() == 0 {
             return Ok(());
         }
-        let contiguous = output.is_contiguous();
-        let output = output.bind("restored layer", ViewUse::Write, &self.gpu)?;
-        let per_word = 4 / layout.dtype.size();
-        let pitch = if contiguous { shape.dim } else { shape.dim.next_multiple_of(per_word) };
-        let words = (shape.rows() * pitch).div_ceil(per_word);
+        let (output, view) = output.bind_output("restored layer", &self.gpu)?;
         let variant = store_variant(Kernel::Restore, &layout);
         let whole = |buffer: &Option<wgpu::Buffer>| buffer.as_ref().map(Window::whole);
         recording.add(Dispatch {
-            workgroups: (words as u64).div_ceil(u64::from(variant.workgroup())),
+            workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
             variant,
             params: RestoreParams {
-                words: words as u32,
-                rows: shape.rows() as u32,
-                tokens: shape.tokens as u32,
-                heads: shape.heads as u32,
+                view,
                 pages_per_head: layout.pages_per_head() as u32,
                 layer: u32::from(which == Layer::Upper),
-                pitch: pitch as u32,
-                contiguous: u32::from(contiguous),
-                output: output.layout,
+                padding: [0; 2],
             },
             buffers: &[
                 whole(&folded.pages),
                 whole(&folded.slots),
                 whole(&folded.magnitudes),
                 whole(&folded.side),
-                Some((&output).into()),
+                Some(output),
             ],
         })
     }
@@ -431,198 +332,4 @@ fn pair_layout(lower: &KvView, upper: &KvView, options: &MergeOptions) -> Result
 
 fn bind_pair(lower: &KvView, upper: &KvView, gpu: &Gpu) -> Result<(BoundView, BoundView)> {
     Ok((lower.bind("lower layer", ViewUse::Read, gpu)?, upper.bind("upper layer", ViewUse::Read, gpu)?))
-}
-
-fn mode_constants(mode: Mode) -> Const {
-    Const::U32("MODE", mode as u32)
-}
-
-fn similarity_variant(layout: &Layout, aligned: bool, native_f16: bool) -> Variant {
-    let load = if native_f16 { Module::LoadNativeF16 } else { Module::Load(layout.dtype) };
-    let constants = [
-        Const::U32("HEAD_DIM", layout.shape.dim as u32),
-        Const::U32("LANES", LANES),
-        Const::Bool("ALIGNED", aligned),
-        Const::Max("DTYPE_MAX", layout.dtype),
-        mode_constants(layout.mode),
-    ];
-    Variant::new(Kernel::Similarity, &[Module::Float, load, Module::MiniCacheRow, Module::Slerp], &constants)
-}
-
-fn threshold_variant(mode: Mode, fraction: bool) -> Variant {
-    let constants = [Const::Bool("FRACTION", fraction), mode_constants(mode)];
-    Variant::new(Kernel::Threshold, &[Module::Float, Module::MiniCacheRow], &constants)
-}
-
-fn page_constant() -> Const {
-    Const::U32("PAGE", PAGE as u32)
-}
-
-fn retain_variant(mode: Mode) -> Variant {
-    let constants = [page_constant(), Const::U32("CAUSES", CAUSES), mode_constants(mode)];
-    Variant::new(Kernel::Retain, &[Module::Float, Module::MiniCacheRow], &constants)
-}
-
-fn side_per_retained(layout: &Layout) -> Const {
-    Const::U32("SIDE_PER_RETAINED", if layout.reuses_slots() { 1 } else { 2 })
-}
-
-fn arrange_variant(layout: &Layout) -> Variant {
-    let constants = [
-        page_constant(),
-        Const::U32("TOTALS_AT", TOTALS_AT),
-        side_per_retained(layout),
-        mode_constants(layout.mode),
-    ];
-    Variant::new(Kernel::Arrange, &[Module::MiniCacheRow], &constants)
-}
-
-/// `merge` and `restore`, which write and read a store.
-fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
-    let constants = [
-        page_constant(),
-        Const::U32("HEAD_DIM", layout.shape.dim as u32),
-        Const::U32("SLOT_WORDS", layout.slot_words() as u32),
-        Const::U32("SIDE_WORDS", layout.side_words() as u32),
-        Const::Bool("SLOT_IS_INPUT", layout.slot_dtype() == layout.dtype),
-        side_per_retained(layout),
-        mode_constants(layout.mode),
-    ];
-    let modules = [
-        Module::Float,
-        Module::Load(layout.dtype),
-        Module::Bits(layout.dtype),
-        Module::MiniCacheRow,
-        Module::MiniCachePage,
-    ];
-    Variant::new(kernel, &modules, &constants)
-}
-
-/// Every variant some adapter can take, for a selection of head dimensions.
-pub(crate) fn variants() -> Vec<Variant> {
-    let modes = [Mode::Shared, Mode::Anchor, Mode::Compat];
-    let mut variants: Vec<Variant> = modes.iter().map(|&mode| retain_variant(mode)).collect();
-    variants.extend(modes.iter().flat_map(|&mode| [false, true].map(|f| threshold_variant(mode, f))));
-    for (dim, dtype, mode) in [1, 64, 80, 511, 512]
-        .into_iter()
-        .flat_map(|dim| DType::ALL.map(|dtype| (dim, dtype)))
-        .flat_map(|(dim, dtype)| modes.map(|mode| (dim, dtype, mode)))
-    {
-        let shape = crate::tensor::Shape { batch: 1, heads: 1, tokens: PAGE, dim };
-        let layout = Layout { shape, dtype, mode };
-        variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
-        variants.push(arrange_variant(&layout));
-        for aligned in [false, dim % 2 == 0] {
-            for native_f16 in [false, dtype == DType::F16] {
-                let variant = similarity_variant(&layout, aligned, native_f16);
-                let widths = [None, Some(4), Some(8), Some(32)];
-                variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
-            }
-        }
-    }
-    variants.sort_unstable();
-    variants.dedup();
-    variants
-}
-
-impl Rows {
-    /// Schedules the read-back of the measured rows.
-    ///
-    /// # Errors
-    /// As [`ReadBack::schedule`].
-    pub fn read_back(&self, encoder: &mut wgpu::CommandEncoder) -> Result<ReadBack> {
-        ReadBack::schedule(&self.gpu, encoder, &self.buffer)
-    }
-
-    /// The rows in a read-back's bytes, as the twin gives them.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Vec<super::Row> {
-        let row = |words: &[u32; 6]| {
-            let [cosine, lower, upper, weight_lower, weight_upper, fault] = *words;
-            super::Row {
-                cosine: f32::from_bits(cosine),
-                lower: f32::from_bits(lower),
-                upper: f32::from_bits(upper),
-                weight_lower: f32::from_bits(weight_lower),
-                weight_upper: f32::from_bits(weight_upper),
-                fault: super::Cause::from_code(fault),
-            }
-        };
-        words(bytes).as_chunks::<6>().0.iter().map(row).collect()
-    }
-}
-
-/// Little-endian words of a read-back.
-fn words(bytes: &[u8]) -> Vec<u32> {
-    bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
-}
-
-impl Decision {
-    /// The measured rows.
-    #[must_use]
-    pub fn rows(&self) -> &Rows {
-        &self.rows
-    }
-
-    /// The totals, once the submit that carries the decision has run. They come once.
-    ///
-    /// # Errors
-    /// [`Error::Device`] or [`Error::DeviceLost`] when they do not come, or were taken before.
-    pub async fn totals(&mut self) -> Result<Totals> {
-        let taken =
-            || Error::Device { what: "totals".to_owned(), cause: "they were taken before".to_owned() };
-        let bytes = self.totals.take().ok_or_else(taken)?.await?;
-        let status = words(&bytes);
-        let at = |index: u32| status.get(index as usize).copied().unwrap_or_default();
-        let counts = Counts {
-            merged: at(0),
-            non_finite: at(1),
-            sink: at(2),
-            rule: at(3),
-            antiparallel: at(4),
-            range: at(5),
-        };
-        Ok(Totals { slots: at(TOTALS_AT), side: at(TOTALS_AT + 1), raw_pages: at(TOTALS_AT + 2), counts })
-    }
-}
-
-impl FoldedBuffers {
-    fn buffers(&self) -> [Option<&wgpu::Buffer>; 4] {
-        [self.pages.as_ref(), self.slots.as_ref(), self.magnitudes.as_ref(), self.side.as_ref()]
-    }
-
-    /// Bytes of the buffers that hold the pair.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.buffers().into_iter().flatten().map(wgpu::Buffer::size).sum()
-    }
-
-    /// Schedules the read-back of everything stored; [`Self::parse`] makes a [`Folded`] of the bytes.
-    ///
-    /// # Errors
-    /// As [`ReadBack::schedule`].
-    pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[Option<ReadBack>; 4]> {
-        let mut read_backs = [None, None, None, None];
-        for (read_back, buffer) in read_backs.iter_mut().zip(self.buffers()) {
-            *read_back = buffer.map(|buffer| ReadBack::schedule(gpu, encoder, buffer)).transpose()?;
-        }
-        Ok(read_backs)
-    }
-
-    /// The folded pair on the host, from the bytes of a read-back.
-    ///
-    /// # Errors
-    /// What the read-backs say.
-    pub async fn parse(&self, read_backs: [Option<ReadBack>; 4]) -> Result<Folded> {
-        let mut stores: [Vec<u32>; 4] = Default::default();
-        for (store, read_back) in stores.iter_mut().zip(read_backs) {
-            if let Some(read_back) = read_back {
-                *store = words(&read_back.await?);
-            }
-        }
-        let [pages, slots, magnitudes, side] = stores;
-        let page = |&[slots, side, retained]: &[u32; 3]| Page { slots, side, retained };
-        let pages = pages.as_chunks::<3>().0.iter().map(page).collect();
-        Ok(Folded { layout: self.layout, pages, slots, magnitudes, side, totals: self.totals })
-    }
 }

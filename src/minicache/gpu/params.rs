@@ -1,0 +1,65 @@
+//! The uniforms of MiniCache's kernels, field by field as their `Params` declare them.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::gpu::OutputParams;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct SimilarityParams {
+    pub(super) rows: u32,
+    pub(super) tokens: u32,
+    pub(super) heads: u32,
+    pub(super) t: f32,
+    pub(super) lower: [u32; 4],
+    pub(super) upper: [u32; 4],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ThresholdParams {
+    pub(super) sequence_rows: u32,
+    pub(super) tokens: u32,
+    pub(super) sinks: u32,
+    pub(super) amount: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct RetainParams {
+    pub(super) pages: u32,
+    pub(super) pages_per_head: u32,
+    pub(super) tokens: u32,
+    pub(super) heads: u32,
+    pub(super) sinks: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ArrangeParams {
+    pub(super) pages: u32,
+    pub(super) pages_per_head: u32,
+    pub(super) last_rows: u32,
+    pub(super) full_limit: u32,
+    pub(super) last_limit: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct MergeParams {
+    pub(super) pages: u32,
+    pub(super) pages_per_head: u32,
+    pub(super) tokens: u32,
+    pub(super) heads: u32,
+    pub(super) lower: [u32; 4],
+    pub(super) upper: [u32; 4],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct RestoreParams {
+    pub(super) view: OutputParams,
+    pub(super) pages_per_head: u32,
+    pub(super) layer: u32,
+    pub(super) padding: [u32; 2],
+}

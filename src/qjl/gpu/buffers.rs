@@ -1,0 +1,168 @@
+//! What QJL keeps on the device.
+
+use half::f16;
+
+use super::super::{Counts, KeyScale, Projection, ProjectionKind, QuantizedValues, SketchedKeys};
+use crate::error::Result;
+use crate::gpu::{Gpu, ReadBack, words};
+use crate::tensor::Shape;
+
+/// A projection on the device: the matrix, transposed, or the signs of Hadamard.
+#[derive(Clone, Debug)]
+pub struct ProjectionBuffer {
+    pub(super) kind: ProjectionKind,
+    pub(super) head_dim: usize,
+    pub(super) sketch_dim: usize,
+    pub(super) factor: f32,
+    pub(super) buffer: wgpu::Buffer,
+}
+
+impl ProjectionBuffer {
+    pub(super) fn upload(gpu: &Gpu, projection: &Projection) -> Result<Self> {
+        let (rows, columns) = (projection.sketch_dim(), projection.head_dim());
+        let words: Vec<u32> = match (projection.matrix(), projection.signs()) {
+            (Some(matrix), _) => {
+                let column = |c: usize| matrix.iter().skip(c).step_by(columns).map(|x| x.to_bits());
+                (0..columns).flat_map(column).collect()
+            }
+            (None, signs) => signs.unwrap_or_default().to_vec(),
+        };
+        let buffer = gpu.upload("projection", bytemuck::cast_slice(&words))?;
+        let (kind, factor) = (projection.kind(), projection.factor());
+        Ok(Self { kind, head_dim: columns, sketch_dim: rows, factor, buffer })
+    }
+
+    /// Bytes of the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.buffer.size()
+    }
+}
+
+/// Codes of a tensor on the device: words and f16 scales, two to a word.
+#[derive(Clone, Debug)]
+pub(super) struct Codes {
+    pub(super) words: wgpu::Buffer,
+    pub(super) scales: wgpu::Buffer,
+    pub(super) status: wgpu::Buffer,
+}
+
+impl Codes {
+    pub(super) fn new(gpu: &Gpu, rows: usize, words_per_row: usize) -> Result<Self> {
+        Ok(Self {
+            words: gpu.storage("codes", (rows * words_per_row * 4) as u64)?,
+            scales: gpu.storage("scales", (rows.div_ceil(2) * 4) as u64)?,
+            status: gpu.storage("status", 12)?,
+        })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.words.size() + self.scales.size()
+    }
+
+    fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
+        let schedule = |encoder: &mut wgpu::CommandEncoder, buffer| ReadBack::schedule(gpu, encoder, buffer);
+        Ok(CodesReadBack {
+            words: schedule(encoder, &self.words)?,
+            scales: schedule(encoder, &self.scales)?,
+            status: schedule(encoder, &self.status)?,
+        })
+    }
+}
+
+/// Codes on their way to the host.
+#[derive(Debug)]
+pub struct CodesReadBack {
+    words: ReadBack,
+    scales: ReadBack,
+    status: ReadBack,
+}
+
+impl CodesReadBack {
+    async fn parse(self, rows: usize) -> Result<(Vec<u32>, Vec<f16>, Counts)> {
+        let (codes, scales) = (words(&self.words.await?), self.scales.await?);
+        let scales =
+            scales.as_chunks::<2>().0.iter().take(rows).map(|&half| f16::from_le_bytes(half)).collect();
+        let status = words(&self.status.await?);
+        let at = |index: usize| status.get(index).copied().unwrap_or_default();
+        Ok((codes, scales, Counts { non_finite: at(0), zero: at(1), overflow: at(2) }))
+    }
+}
+
+/// Sketched keys on the device.
+#[derive(Clone, Debug)]
+pub struct SketchedKeyBuffers {
+    pub(super) shape: Shape,
+    pub(super) sketch_dim: usize,
+    pub(super) key_scale: KeyScale,
+    pub(super) codes: Codes,
+}
+
+impl SketchedKeyBuffers {
+    /// Shape of the keys, `[batch, heads, tokens, head_dim]`.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Bytes of the buffers: sign words and scalars.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.codes.bytes()
+    }
+
+    /// Schedules the read-back of everything stored; [`parse`](Self::parse) makes [`SketchedKeys`] of it.
+    ///
+    /// # Errors
+    /// As [`ReadBack::schedule`].
+    pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
+        self.codes.read_back(gpu, encoder)
+    }
+
+    /// The sketched keys on the host.
+    ///
+    /// # Errors
+    /// What the read-backs say.
+    pub async fn parse(&self, read_back: CodesReadBack) -> Result<SketchedKeys> {
+        let (words, scale, status) = read_back.parse(self.shape.rows()).await?;
+        Ok(SketchedKeys { shape: self.shape, sketch_dim: self.sketch_dim, words, scale, status })
+    }
+}
+
+/// Coded values on the device.
+#[derive(Clone, Debug)]
+pub struct QuantizedValueBuffers {
+    pub(super) shape: Shape,
+    pub(super) codes: Codes,
+}
+
+impl QuantizedValueBuffers {
+    /// Shape of the values, `[batch, heads, tokens, value_dim]`.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Bytes of the buffers: code words and scales.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.codes.bytes()
+    }
+
+    /// Schedules the read-back of everything stored; [`parse`](Self::parse) makes [`QuantizedValues`] of it.
+    ///
+    /// # Errors
+    /// As [`ReadBack::schedule`].
+    pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
+        self.codes.read_back(gpu, encoder)
+    }
+
+    /// The coded values on the host.
+    ///
+    /// # Errors
+    /// What the read-backs say.
+    pub async fn parse(&self, read_back: CodesReadBack) -> Result<QuantizedValues> {
+        let (words, scale, status) = read_back.parse(self.shape.rows()).await?;
+        Ok(QuantizedValues { shape: self.shape, words, scale, status })
+    }
+}

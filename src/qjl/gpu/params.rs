@@ -1,0 +1,43 @@
+//! The uniforms of QJL's kernels, field by field as their `Params` declare them.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::gpu::OutputParams;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ScoresParams {
+    pub(super) tokens: u32,
+    pub(super) queries: u32,
+    pub(super) query_heads: u32,
+    pub(super) group: u32,
+    pub(super) tiles: u32,
+    pub(super) rows: u32,
+    pub(super) offset: u32,
+    pub(super) factor: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct AttendParams {
+    pub(super) tokens: u32,
+    pub(super) queries: u32,
+    pub(super) query_heads: u32,
+    pub(super) group: u32,
+    pub(super) rows: u32,
+    pub(super) splits: u32,
+    pub(super) split: u32,
+    pub(super) causal: u32,
+    pub(super) window: u32,
+    pub(super) soft_cap: f32,
+    pub(super) factor: f32,
+    pub(super) scale: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct CombineParams {
+    pub(super) view: OutputParams,
+    pub(super) splits: u32,
+    pub(super) padding: [u32; 3],
+}
