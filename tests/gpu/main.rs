@@ -15,6 +15,7 @@
 
 mod device;
 mod minicache;
+mod qjl;
 mod rows;
 
 use std::process::ExitCode;
@@ -60,7 +61,7 @@ fn open(profile: &Profile) -> kvfold::Result<Gpu> {
 }
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, minicache::TESTS].concat()
+    [device::TESTS, minicache::TESTS, qjl::TESTS].concat()
 }
 
 fn main() -> ExitCode {
