@@ -2,38 +2,22 @@
 
 #![allow(
     missing_docs,
+    unreachable_pub,
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
     reason = "a test that panics fails"
 )]
 
+mod golden;
+
+use golden::Golden;
 use half::f16;
 use kvfold::attention::AttendOptions;
 use kvfold::qjl::{Counts, KeyScale, Projection, QuantizedValues, SketchedKeys, cpu, reference};
 use kvfold::{DType, Shape, Tensor};
-use safetensors::SafeTensors;
-
-/// A golden file and its cases.
-struct Golden(Vec<u8>);
 
 impl Golden {
-    fn open(name: &str) -> Self {
-        let path = format!("{}/tests/golden/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
-        Self(std::fs::read(&path).unwrap_or_else(|cause| panic!("{path}: {cause}")))
-    }
-
-    fn bytes<const N: usize>(&self, name: &str, dtype: safetensors::Dtype) -> Vec<[u8; N]> {
-        let file = SafeTensors::deserialize(&self.0).unwrap();
-        let tensor = file.tensor(name).unwrap_or_else(|cause| panic!("{name}: {cause}"));
-        assert_eq!(tensor.dtype(), dtype, "{name}");
-        tensor.data().as_chunks::<N>().0.to_vec()
-    }
-
-    fn f32(&self, name: &str) -> Vec<f32> {
-        self.bytes(name, safetensors::Dtype::F32).into_iter().map(f32::from_le_bytes).collect()
-    }
-
     fn f64(&self, name: &str) -> Vec<f64> {
         self.bytes(name, safetensors::Dtype::F64).into_iter().map(f64::from_le_bytes).collect()
     }
@@ -42,13 +26,9 @@ impl Golden {
         self.bytes::<1>(name, safetensors::Dtype::I8).into_iter().map(|[b]| b.cast_signed()).collect()
     }
 
-    fn u8(&self, name: &str) -> Vec<u8> {
-        self.bytes::<1>(name, safetensors::Dtype::U8).into_iter().map(|[b]| b).collect()
-    }
-
     /// Every `m../dtype` of the file, with `m` and the dtype of its inputs.
     fn cases(&self) -> Vec<(String, usize, DType)> {
-        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let file = self.file();
         let mut prefixes: Vec<String> = file
             .names()
             .into_iter()
