@@ -18,6 +18,10 @@ struct Params {
 const STEPS: u32 = (HEAD_DIM + 2u * LANES - 1u) / (2u * LANES);
 const F16_MIN_NORMAL: f32 = 6.1035156e-5;
 const F16_MAX: f32 = 65504.0;
+// Rows whose largest number lies outside stay raw: the inverse of their norm, or a weight, would leave f32's normal range.
+const MEASURABLE: vec2<f32> = vec2<f32>(7.888609e-31, 1.2676506e30);
+// An Anchor ratio may be rounded up to f16 by this factor's inverse.
+const RATIO_HEADROOM: f32 = 1.0 - 1.0 / 2048.0;
 
 // Element index of a row's first channel; a view's offset stands in x, its batch, head and token strides follow.
 fn row_start(view: vec4<u32>, row: u32) -> u32 {
@@ -54,6 +58,10 @@ fn largest(pair: vec2<f32>) -> f32 {
     return max(abs(pair.x), abs(pair.y));
 }
 
+fn measurable(peak: f32) -> bool {
+    return peak == 0.0 || (peak >= MEASURABLE.x && peak <= MEASURABLE.y);
+}
+
 fn storable(magnitude: f32) -> bool {
     return magnitude == 0.0 || (magnitude >= F16_MIN_NORMAL && magnitude <= F16_MAX);
 }
@@ -64,7 +72,7 @@ fn out_of_range(row: Row, peak_lower: f32, peak_direction: f32) -> bool {
     }
     if (MODE == ANCHOR) {
         let ratio = anchor_ratio(row);
-        return !storable(ratio) || ratio * peak_lower > DTYPE_MAX;
+        return !storable(ratio) || ratio * peak_lower > DTYPE_MAX * RATIO_HEADROOM;
     }
     return row.upper * peak_direction > F16_MAX;
 }
@@ -135,6 +143,8 @@ fn similarity(place: Place, id: Invocation) {
     let unanchored = MODE == ANCHOR && peaks.x == 0.0 && peaks.y > 0.0;
     if (peaks.z > 0.0) {
         found = Row(0.0, 0.0, 0.0, 0.0, 0.0, NON_FINITE);
+    } else if (!measurable(peaks.x) || !measurable(peaks.y)) {
+        found = Row(0.0, peaks.x, peaks.y, 0.0, 0.0, RANGE);
     } else if ((chord.x < OPPOSITE && !both_zero(found)) || unanchored) {
         found.fault = ANTIPARALLEL;
     } else if (out_of_range(found, peaks.x, peak_direction)) {

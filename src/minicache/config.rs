@@ -16,6 +16,7 @@ pub enum Mode {
     Anchor,
     /// The numbers of `MiniCacheKVCache` (VeloxQuant-MLX): the lower layer passes through untouched, the upper is
     /// rebuilt in f16 from the interpolated direction. Two directions per row must then be kept, so nothing is saved.
+    /// The upper layer's raw rows are kept in f16 too: of f32 or bf16 they are rounded, and infinite above 65504.
     Compat,
 }
 

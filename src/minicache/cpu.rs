@@ -16,15 +16,21 @@ const LANES: usize = 16;
 /// The smallest normal f16; smaller magnitudes would be stored with few bits or flushed to zero.
 const F16_MIN_NORMAL: f32 = 6.103_515_6e-5;
 const F16_MAX: f32 = 65504.0;
+/// Rows whose largest number lies outside stay raw: the inverse of their norm, or a weight, would leave f32's normal range,
+/// which devices may flush to zero.
+const MEASURABLE: std::ops::RangeInclusive<f32> = 7.888_609e-31..=1.267_650_6e30;
+/// An Anchor ratio may be rounded up to f16 by this factor's inverse.
+const RATIO_HEADROOM: f32 = 1.0 - 1.0 / 2048.0;
 
 /// What [`similarity`] finds for one row of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Row {
-    /// Cosine of the two rows, clamped to `[-1, 1]`; 0 when either is zero or not finite.
+    /// Cosine of the two rows, clamped to `[-1, 1]`; 0 when either is zero, not finite, or has its largest number outside
+    /// 2^-100 to 2^100, which makes the fault [`Cause::Range`].
     pub cosine: f32,
-    /// Norm of the lower row.
+    /// Norm of the lower row; where the pair is outside that range, its largest number.
     pub lower: f32,
-    /// Norm of the upper row.
+    /// The same of the upper row.
     pub upper: f32,
     /// The shared direction is `weight_lower * lower row + weight_upper * upper row`.
     pub weight_lower: f32,
@@ -75,6 +81,9 @@ fn measure(lower: &[f32], upper: &[f32], mode: Mode, t: f32, dtype: DType) -> Ro
     }
     let peak = |row: &[f32]| row.iter().fold(0.0f32, |p, x| p.max(x.abs()));
     let (peak_lower, peak_upper) = (peak(lower), peak(upper));
+    if [peak_lower, peak_upper].iter().any(|p| *p > 0.0 && !MEASURABLE.contains(p)) {
+        return Row { lower: peak_lower, upper: peak_upper, fault: Some(Cause::Range), ..Row::default() };
+    }
     // Scaling by the peak before squaring keeps the squares inside f32.
     let inverse = |x: f32| if x > 0.0 { 1.0 / x } else { 0.0 };
     let (scale_lower, scale_upper) = (inverse(peak_lower), inverse(peak_upper));
@@ -117,7 +126,7 @@ fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, mode: Mode, dty
         Mode::Shared => !stored(row.lower) || !stored(row.upper),
         Mode::Anchor => {
             let ratio = anchor_ratio(row);
-            !stored(ratio) || ratio * peak_lower > dtype.largest()
+            !stored(ratio) || ratio * peak_lower > dtype.largest() * RATIO_HEADROOM
         }
         Mode::Compat => row.upper * peak_direction > F16_MAX,
     }
@@ -314,7 +323,7 @@ fn slot_bytes(layout: &Layout, retained: bool, measured: &Row, lower: &[u8], upp
     let mut bytes = Vec::with_capacity(layout.slot_words() * 4);
     let scale = match (layout.mode, retained) {
         (Mode::Anchor, _) => return lower.to_vec(),
-        (Mode::Shared, true) if layout.reuses_slots() => return upper.to_vec(),
+        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype => return upper.to_vec(),
         (Mode::Shared, true) => return bytes,
         (Mode::Compat, true) => {
             encode(&numbers(upper), DType::F16, &mut bytes);
@@ -338,8 +347,8 @@ fn write_words(words: &mut [u32], start: usize, bytes: &[u8]) {
     }
 }
 
-/// Restores one layer of a folded pair in the element type it came in: raw rows bit for bit, merged rows as
-/// `magnitude * direction`.
+/// Restores one layer of a folded pair in the element type it came in: raw rows bit for bit (but for [`Mode::Compat`]'s
+/// upper layer, which is f16), merged rows as `magnitude * direction`.
 ///
 /// # Errors
 /// [`Error::Shape`] when the pages or stores are shorter than the layout needs.

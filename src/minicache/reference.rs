@@ -12,15 +12,19 @@ use crate::tensor::{DType, TensorView};
 const OPPOSITE: f64 = 1.0 / 1024.0;
 /// Magnitudes that f16 holds as normal numbers.
 const F16_NORMAL: std::ops::RangeInclusive<f64> = 0.00006103515625..=65504.0;
+/// Rows whose largest number lies outside, 2^-100 to 2^100, are not measured in f32.
+const MEASURABLE: std::ops::RangeInclusive<f64> = 7.888_609_052_210_118e-31..=1.267_650_600_228_229_4e30;
+/// An Anchor ratio may be rounded up to f16 by this factor's inverse.
+const RATIO_HEADROOM: f64 = 1.0 - 1.0 / 2048.0;
 
 /// A pair of rows, measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Cosine of the two rows, clamped to `[-1, 1]`; 0 when either is zero.
+    /// Cosine of the two rows, clamped to `[-1, 1]`; 0 when either is zero or not measured in f32.
     pub cosine: f64,
     /// Norms of the lower and the upper row.
     pub magnitudes: [f64; 2],
-    /// The shared direction, of norm 1 (0 when both rows are zero).
+    /// The shared direction, of norm 1 (0 when both rows are zero, or there is none).
     pub direction: Vec<f64>,
     /// Why the pair cannot be merged, whatever the rule says.
     pub fault: Option<Cause>,
@@ -78,6 +82,10 @@ pub fn measure(lower: &[f64], upper: &[f64], mode: Mode, t: f64, dtype: DType) -
     }
     let (mag_lower, dir_lower) = magnitude_direction(lower);
     let (mag_upper, dir_upper) = magnitude_direction(upper);
+    if [lower, upper].iter().any(|row| peak(row) > 0.0 && !MEASURABLE.contains(&peak(row))) {
+        let (magnitudes, direction) = ([mag_lower, mag_upper], vec![0.0; lower.len()]);
+        return Row { cosine: 0.0, magnitudes, direction, fault: Some(Cause::Range) };
+    }
     let cosine = dir_lower.iter().zip(&dir_upper).map(|(a, b)| a * b).sum::<f64>().clamp(-1.0, 1.0);
     let interpolated = slerp(&dir_lower, &dir_upper, if mode == Mode::Anchor { 0.0 } else { t });
     let unanchored = mode == Mode::Anchor && mag_lower == 0.0 && mag_upper > 0.0;
@@ -91,15 +99,18 @@ pub fn measure(lower: &[f64], upper: &[f64], mode: Mode, t: f64, dtype: DType) -
     Row { cosine, magnitudes: [mag_lower, mag_upper], direction, fault }
 }
 
+fn peak(row: &[f64]) -> f64 {
+    row.iter().fold(0.0, |p, x| p.max(x.abs()))
+}
+
 /// Whether a stored magnitude or a restored number leaves its type.
 fn out_of_range(magnitudes: [f64; 2], lower: &[f64], direction: &[f64], mode: Mode, dtype: DType) -> bool {
     let stored = |m: f64| m == 0.0 || F16_NORMAL.contains(&m);
-    let peak = |row: &[f64]| row.iter().fold(0.0f64, |p, x| p.max(x.abs()));
     match mode {
         Mode::Shared => !magnitudes.into_iter().all(stored),
         Mode::Anchor => {
             let ratio = if magnitudes[1] == 0.0 { 0.0 } else { magnitudes[1] / magnitudes[0] };
-            !stored(ratio) || ratio * peak(lower) > f64::from(dtype.largest())
+            !stored(ratio) || ratio * peak(lower) > f64::from(dtype.largest()) * RATIO_HEADROOM
         }
         Mode::Compat => magnitudes[1] * peak(direction) > f64::from(DType::F16.largest()),
     }

@@ -22,7 +22,7 @@ impl Numbers {
 }
 
 /// What the upper row is to the lower one.
-const KINDS: usize = 10;
+const KINDS: usize = 12;
 
 fn pair_of_rows(numbers: &mut Numbers, dim: usize, kind: usize) -> [Vec<f32>; 2] {
     let a = numbers.row(dim);
@@ -43,6 +43,9 @@ fn pair_of_rows(numbers: &mut Numbers, dim: usize, kind: usize) -> [Vec<f32>; 2]
             broken[dim / 2] = if dim.is_multiple_of(2) { f32::NAN } else { f32::INFINITY };
             [a, broken]
         }
+        // What f32 does not measure; in f16 a zero row and one that is not finite.
+        9 => [scaled(&a, 1e-33), near],
+        10 => [a, scaled(&near, 1e33)],
         _ => [a, near],
     }
 }
