@@ -1,4 +1,4 @@
-// Folds a pair: writes slots, magnitudes and side rows where the page table says. One invocation per channel pair of a row.
+// Folds a pair into a store: writes the page table, and slots, magnitudes and side rows where it says. One invocation per channel pair of a row.
 // Twin: minicache::cpu::merge.
 
 struct Params {
@@ -6,6 +6,7 @@ struct Params {
     pages_per_head: u32,
     tokens: u32,
     heads: u32,
+    sections: Sections,
     lower: vec4<u32>,
     upper: vec4<u32>,
 }
@@ -15,9 +16,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> upper: array<Word>;
 @group(0) @binding(3) var<storage, read> rows: array<Row>;
 @group(0) @binding(4) var<storage, read> pages: array<Page>;
-@group(0) @binding(5) var<storage, read_write> slots: array<u32>;
-@group(0) @binding(6) var<storage, read_write> magnitudes: array<u32>;
-@group(0) @binding(7) var<storage, read_write> side: array<u32>;
+@group(0) @binding(5) var<storage, read_write> store: array<u32>;
 
 const PAIRS: u32 = (HEAD_DIM + 1u) / 2u;
 
@@ -46,49 +45,38 @@ fn upper_number(start: u32, channel: u32) -> f32 {
     return select(0.0, element(upper[word_index(at)], at), channel < HEAD_DIM);
 }
 
-fn store_side(side_row: u32, pair: u32, bits: vec2<u32>) {
-    if (side_row == NOWHERE) {
-        return;
+fn put(at: u32, word: u32) {
+    if (at < arrayLength(&store)) {
+        store[at] = word;
     }
-    let base = side_row * SIDE_WORDS;
+}
+
+// Two channels in the input's own type, into the row of words that begins at `row`.
+fn put_raw(row: u32, pair: u32, bits: vec2<u32>) {
     if (ELEMENTS == 2u) {
-        let at = base + pair;
-        if (at < arrayLength(&side)) {
-            side[at] = bits.x | (bits.y << 16u);
-        }
+        put(row + pair, bits.x | (bits.y << 16u));
         return;
     }
-    for (var i = 0u; i < 2u; i++) {
-        let at = base + 2u * pair + i;
-        if (2u * pair + i < HEAD_DIM && at < arrayLength(&side)) {
-            side[at] = bits[i];
-        }
+    put(row + 2u * pair, bits.x);
+    if (2u * pair + 1u < HEAD_DIM) {
+        put(row + 2u * pair + 1u, bits.y);
+    }
+}
+
+fn store_side(side_row: u32, pair: u32, bits: vec2<u32>) {
+    if (side_row != NOWHERE) {
+        put_raw(params.sections.side + side_row * SIDE_WORDS, pair, bits);
     }
 }
 
 // A slot in the input's own type: Anchor's lower row, or a raw row that reuses the slot.
 fn store_raw_slot(slot: u32, pair: u32, bits: vec2<u32>) {
-    let base = slot * SLOT_WORDS;
-    if (ELEMENTS == 2u) {
-        let at = base + pair;
-        if (at < arrayLength(&slots)) {
-            slots[at] = bits.x | (bits.y << 16u);
-        }
-        return;
-    }
-    for (var i = 0u; i < 2u; i++) {
-        let at = base + 2u * pair + i;
-        if (2u * pair + i < HEAD_DIM && at < arrayLength(&slots)) {
-            slots[at] = bits[i];
-        }
-    }
+    put_raw(params.sections.slots + slot * SLOT_WORDS, pair, bits);
 }
 
 fn store_f16_slot(slot: u32, pair: u32, numbers: vec2<f32>) {
-    let at = slot * SLOT_WORDS + pair;
-    if (at < arrayLength(&slots)) {
-        slots[at] = pack2x16float(clamp(numbers, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
-    }
+    let bits = pack2x16float(clamp(numbers, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
+    put(params.sections.slots + slot * SLOT_WORDS + pair, bits);
 }
 
 // f16 bits of a row's Anchor ratio, 1 where it is raw and 0 past the page's end.
@@ -102,15 +90,15 @@ fn ratio_bits(page: Page, row: u32, rows_in_page: u32, first: u32) -> u32 {
 
 fn store_magnitudes(page: Page, row: u32, rows_in_page: u32, first: u32) {
     let slot = page.slots + row;
-    if (MODE == SHARED && slot < arrayLength(&magnitudes)) {
+    if (MODE == SHARED) {
         let found = rows[first + row];
         let both = select(vec2<f32>(found.lower, found.upper), vec2<f32>(1.0), is_retained(page, row));
-        magnitudes[slot] = pack2x16float(clamp(both, vec2<f32>(), vec2<f32>(65504.0)));
+        put(params.sections.magnitudes + slot, pack2x16float(clamp(both, vec2<f32>(), vec2<f32>(65504.0))));
     }
     // Two slots share a word; the even row writes for both.
-    if (MODE == ANCHOR && row % 2u == 0u && slot / 2u < arrayLength(&magnitudes)) {
+    if (MODE == ANCHOR && row % 2u == 0u) {
         let high = ratio_bits(page, row + 1u, rows_in_page, first);
-        magnitudes[slot / 2u] = ratio_bits(page, row, rows_in_page, first) | (high << 16u);
+        put(params.sections.magnitudes + slot / 2u, ratio_bits(page, row, rows_in_page, first) | (high << 16u));
     }
 }
 
@@ -157,6 +145,12 @@ fn merge(place: Place, id: Invocation) {
         return;
     }
     let page = pages[page_index];
+    if (row == 0u && pair == 0u) {
+        let entry = params.sections.pages + 3u * page_index;
+        put(entry, page.slots);
+        put(entry + 1u, page.side);
+        put(entry + 2u, page.retained);
+    }
     let head = page_index / params.pages_per_head;
     let rows_in_page = min(PAGE, params.tokens - first_token);
     let first = head * params.tokens + first_token;

@@ -1,9 +1,18 @@
-// Where a row's parts stand: the same rules as src/minicache/cpu.rs::side_row.
+// Where a row's parts stand in a store: the same rules as src/minicache/cpu.rs::side_row. A store is one buffer of words:
+// the page table, the slots, the magnitudes, the side rows.
 
 const RAW: u32 = 0xffffffffu;
 const NOWHERE: u32 = 0xffffffffu;
 const LOWER: u32 = 0u;
 const UPPER: u32 = 1u;
+
+// Where the sections of a store begin, in words.
+struct Sections {
+    pages: u32,
+    slots: u32,
+    magnitudes: u32,
+    side: u32,
+}
 
 struct Page {
     slots: u32,

@@ -52,8 +52,6 @@ struct Shared {
     queue: wgpu::Queue,
     caps: Caps,
     pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
-    /// Bound where a store is empty: a binding cannot be. Three, since one buffer cannot be written through two bindings.
-    placeholders: [wgpu::Buffer; 3],
     /// Why the device was lost, where it is our own.
     lost: Arc<Mutex<Option<String>>>,
 }
@@ -90,17 +88,9 @@ impl Gpu {
                 return Err(Error::Limit { what, need: need.into(), have: have.into() });
             }
         }
-        let placeholders = std::array::from_fn(|_| {
-            device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("kvfold placeholder"),
-                size: 16,
-                usage: wgpu::BufferUsages::STORAGE,
-                mapped_at_creation: false,
-            })
-        });
         let pipelines = Mutex::default();
         let lost = Arc::default();
-        Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, placeholders, lost }) })
+        Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, lost }) })
     }
 
     /// The wgpu device.
@@ -173,11 +163,6 @@ impl Gpu {
             buffer.unmap();
         }
         Ok(buffer)
-    }
-
-    fn placeholder(&self, index: usize) -> &wgpu::Buffer {
-        let [first, rest @ ..] = &self.shared.placeholders;
-        index.checked_sub(1).and_then(|index| rest.get(index)).unwrap_or(first)
     }
 
     /// Runs `create` inside error scopes, so that no error reaches wgpu's default handler. Natively errors are known at

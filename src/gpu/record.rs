@@ -33,8 +33,8 @@ impl From<&BoundView> for Window {
 pub(crate) struct Dispatch<'a, P> {
     pub(crate) variant: Variant,
     pub(crate) params: P,
-    /// One for each binding after the uniform; `None` where a store is empty.
-    pub(crate) buffers: &'a [Option<Window>],
+    /// One for each binding after the uniform.
+    pub(crate) buffers: &'a [Window],
     pub(crate) workgroups: u64,
 }
 
@@ -64,17 +64,9 @@ impl<'a> Recording<'a> {
         let workgroups = fold(dispatch.workgroups, self.gpu.caps().max_compute_workgroups_per_dimension)?;
         let pipeline = self.gpu.pipeline(&dispatch.variant)?;
         let limit = self.gpu.caps().max_storage_buffer_binding_size;
-        let mut spare = (0..).map(|index| self.gpu.placeholder(index));
-        let mut windows: Vec<Window> = Vec::with_capacity(dispatch.buffers.len());
-        for window in dispatch.buffers {
-            let window = match window {
-                Some(window) => window.clone(),
-                None => Window::whole(spare.next().unwrap_or_else(|| self.gpu.placeholder(0))),
-            };
-            if window.size > limit {
-                return Err(Error::Limit { what: "bytes of one binding", need: window.size, have: limit });
-            }
-            windows.push(window);
+        let mut windows: Vec<Window> = dispatch.buffers.to_vec();
+        if let Some(window) = windows.iter().find(|window| window.size > limit) {
+            return Err(Error::Limit { what: "bytes of one binding", need: window.size, have: limit });
         }
         check_aliases(spec.name, spec.bindings.iter().skip(1), &windows)?;
         let uniform = self.uniform(spec.name, bytemuck::bytes_of(&dispatch.params))?;

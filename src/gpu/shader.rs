@@ -61,10 +61,8 @@ impl Kernel {
             Self::Threshold => &spec!("minicache", "threshold", 256, &[Uniform, Read, Write]),
             Self::Retain => &spec!("minicache", "retain", 128, &[Uniform, Read, Read, Write, Write]),
             Self::Arrange => &spec!("minicache", "arrange", 256, &[Uniform, Read, Write, Write]),
-            Self::Merge => {
-                &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write, Write, Write])
-            }
-            Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::Merge => &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Write]),
             Self::Quantize => &spec!("qjl", "quantize", 128, &[Uniform, Read, Read, Write, Write, Write]),
             Self::QuantizeValues => {
                 &spec!("qjl", "quantize_values", 128, &[Uniform, Read, Write, Write, Write])

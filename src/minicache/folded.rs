@@ -178,11 +178,36 @@ impl Totals {
     /// Bytes of page table, slots, magnitudes and side rows, as they are allocated.
     #[must_use]
     pub const fn bytes(&self, layout: &Layout) -> u64 {
-        let slots = self.slots as usize;
-        let magnitudes = slots * layout.magnitudes_per_slot() * 2;
-        let words = slots * layout.slot_words() + self.side as usize * layout.side_words();
-        (layout.pages() * size_of::<Page>() + magnitudes + words * 4) as u64
+        self.words(layout) as u64 * 4
     }
+
+    const fn words(&self, layout: &Layout) -> usize {
+        self.sections(layout).side as usize + self.side as usize * layout.side_words()
+    }
+
+    /// Where the sections of the store begin.
+    #[must_use]
+    pub const fn sections(&self, layout: &Layout) -> Sections {
+        let slots = (layout.pages() * size_of::<Page>() / 4) as u32;
+        let magnitudes = slots + self.slots * layout.slot_words() as u32;
+        let side = magnitudes + self.slots * layout.magnitudes_per_slot() as u32 / 2;
+        Sections { pages: 0, slots, magnitudes, side }
+    }
+}
+
+/// Where the sections of a store begin, in words: a folded pair is one buffer that holds the page table, the slots, the
+/// magnitudes and the side rows, so that attention over K and V binds two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Sections {
+    /// The page table, `[batch, heads, pages]` entries of three words.
+    pub pages: u32,
+    /// `[slots, slot_words]`.
+    pub slots: u32,
+    /// Two f16 magnitudes a word.
+    pub magnitudes: u32,
+    /// `[side rows, side_words]`.
+    pub side: u32,
 }
 
 /// A folded pair on the host.
@@ -203,6 +228,29 @@ pub struct Folded {
 }
 
 impl Folded {
+    /// A folded pair from the words of a store.
+    ///
+    /// # Errors
+    /// [`Error::TooShort`] when the words are not exactly what layout and totals need.
+    pub fn from_words(layout: Layout, totals: Totals, words: &[u32]) -> Result<Self> {
+        let need = totals.words(&layout);
+        let section = |start: u32, end: u32| words.get(start as usize..end as usize).unwrap_or_default();
+        let at = totals.sections(&layout);
+        if words.len() != need {
+            let (need, have) = (need as u64 * 4, words.len() as u64 * 4);
+            return Err(Error::TooShort { what: "folded pair".to_owned(), need, have });
+        }
+        let page = |&[slots, side, retained]: &[u32; 3]| Page { slots, side, retained };
+        Ok(Self {
+            layout,
+            pages: section(at.pages, at.slots).as_chunks::<3>().0.iter().map(page).collect(),
+            slots: section(at.slots, at.magnitudes).to_vec(),
+            magnitudes: section(at.magnitudes, at.side).to_vec(),
+            side: section(at.side, need as u32).to_vec(),
+            totals,
+        })
+    }
+
     /// Bytes of everything stored.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -15,5 +15,5 @@ mod slerp;
 
 pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
 pub use cpu::Row;
-pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, order_key};
+pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Sections, Totals, order_key};
 pub use plan::{LayerRole, Role, pair_layers_depth};

@@ -1,13 +1,13 @@
 //! What MiniCache keeps on the device.
 
+use super::super::Row;
 use super::super::config::{Cause, Counts};
-use super::super::cpu::Row;
-use super::super::folded::{Folded, Layout, Page, Totals};
+use super::super::folded::{Folded, Layout, Totals};
 use super::TOTALS_AT;
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, KvView, ReadBack, words};
 
-/// Rows measured by [`Ops::encode_similarity`], on the device.
+/// Rows measured by [`encode_similarity`](super::Ops::encode_similarity), on the device.
 #[derive(Clone, Debug)]
 pub struct Rows {
     pub(super) gpu: Gpu,
@@ -15,7 +15,7 @@ pub struct Rows {
     pub(super) buffer: wgpu::Buffer,
 }
 
-/// Rows decided by [`Ops::encode_decide`], on the device; their totals are on the way to the host.
+/// Rows decided by [`encode_decide`](super::Ops::encode_decide), on the device; their totals are on the way to the host.
 #[derive(Debug)]
 pub struct Decision {
     pub(super) rows: Rows,
@@ -25,17 +25,15 @@ pub struct Decision {
     pub(super) totals: Option<ReadBack>,
 }
 
-/// A folded pair on the device: exact buffers, `None` where there is nothing to hold.
+/// A folded pair on the device: one buffer of exactly what it holds, [`Sections`](crate::minicache::Sections) one after the
+/// other; none where there is nothing to hold.
 #[derive(Clone, Debug)]
 pub struct FoldedBuffers {
     /// Sizes.
     pub layout: Layout,
     /// Slots, side rows, raw pages and counts.
     pub totals: Totals,
-    pub(super) pages: Option<wgpu::Buffer>,
-    pub(super) slots: Option<wgpu::Buffer>,
-    pub(super) magnitudes: Option<wgpu::Buffer>,
-    pub(super) side: Option<wgpu::Buffer>,
+    pub(super) store: Option<wgpu::Buffer>,
 }
 
 impl Rows {
@@ -95,42 +93,29 @@ impl Decision {
 }
 
 impl FoldedBuffers {
-    fn buffers(&self) -> [Option<&wgpu::Buffer>; 4] {
-        [self.pages.as_ref(), self.slots.as_ref(), self.magnitudes.as_ref(), self.side.as_ref()]
-    }
-
-    /// Bytes of the buffers that hold the pair.
+    /// Bytes of the buffer that holds the pair.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.buffers().into_iter().flatten().map(wgpu::Buffer::size).sum()
+        self.store.as_ref().map_or(0, wgpu::Buffer::size)
     }
 
-    /// Schedules the read-back of everything stored; [`Self::parse`] makes a [`Folded`] of the bytes.
+    /// Schedules the read-back of everything stored; [`parse`](Self::parse) makes a [`Folded`] of it.
     ///
     /// # Errors
     /// As [`ReadBack::schedule`].
-    pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[Option<ReadBack>; 4]> {
-        let mut read_backs = [None, None, None, None];
-        for (read_back, buffer) in read_backs.iter_mut().zip(self.buffers()) {
-            *read_back = buffer.map(|buffer| ReadBack::schedule(gpu, encoder, buffer)).transpose()?;
-        }
-        Ok(read_backs)
+    pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<Option<ReadBack>> {
+        self.store.as_ref().map(|store| ReadBack::schedule(gpu, encoder, store)).transpose()
     }
 
-    /// The folded pair on the host, from the bytes of a read-back.
+    /// The folded pair on the host, from a read-back.
     ///
     /// # Errors
-    /// What the read-backs say.
-    pub async fn parse(&self, read_backs: [Option<ReadBack>; 4]) -> Result<Folded> {
-        let mut stores: [Vec<u32>; 4] = Default::default();
-        for (store, read_back) in stores.iter_mut().zip(read_backs) {
-            if let Some(read_back) = read_back {
-                *store = words(&read_back.await?);
-            }
-        }
-        let [pages, slots, magnitudes, side] = stores;
-        let page = |&[slots, side, retained]: &[u32; 3]| Page { slots, side, retained };
-        let pages = pages.as_chunks::<3>().0.iter().map(page).collect();
-        Ok(Folded { layout: self.layout, pages, slots, magnitudes, side, totals: self.totals })
+    /// What the read-back says.
+    pub async fn parse(&self, read_back: Option<ReadBack>) -> Result<Folded> {
+        let bytes = match read_back {
+            Some(read_back) => read_back.await?,
+            None => Vec::new(),
+        };
+        Folded::from_words(self.layout, self.totals, &words(&bytes))
     }
 }

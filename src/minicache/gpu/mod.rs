@@ -97,18 +97,9 @@ impl Ops {
         totals: Totals,
     ) -> Result<FoldedBuffers> {
         let layout = decision.rows.layout;
-        let slots = u64::from(totals.slots);
-        let store = |label: &str, bytes: u64| {
-            if bytes == 0 { Ok(None) } else { self.gpu.storage(label, bytes).map(Some) }
-        };
-        let folded = FoldedBuffers {
-            layout,
-            totals,
-            pages: (layout.pages() > 0).then(|| decision.pages.clone()),
-            slots: store("slots", slots * layout.slot_words() as u64 * 4)?,
-            magnitudes: store("magnitudes", slots * layout.magnitudes_per_slot() as u64 * 2)?,
-            side: store("side rows", u64::from(totals.side) * layout.side_words() as u64 * 4)?,
-        };
+        let bytes = totals.bytes(&layout);
+        let store = if bytes == 0 { None } else { Some(self.gpu.storage("folded pair", bytes)?) };
+        let folded = FoldedBuffers { layout, totals, store };
         let mut recording = Recording::new(&self.gpu);
         self.merge(&mut recording, decision, &folded)?;
         recording.record(encoder);
@@ -168,7 +159,7 @@ impl Ops {
                 lower: lower.layout,
                 upper: upper.layout,
             },
-            buffers: &[Some((&lower).into()), Some((&upper).into()), Some(Window::whole(&rows.buffer))],
+            buffers: &[(&lower).into(), (&upper).into(), Window::whole(&rows.buffer)],
             workgroups,
         })?;
         Ok(rows)
@@ -198,7 +189,7 @@ impl Ops {
                 sinks: options.sink_tokens(),
                 amount,
             },
-            buffers: &[Some(Window::whole(&rows.buffer)), Some(Window::whole(&cuts))],
+            buffers: &[Window::whole(&rows.buffer), Window::whole(&cuts)],
             workgroups: if shape.rows() == 0 { 0 } else { shape.batch as u64 },
         })?;
         Ok(cuts)
@@ -225,7 +216,7 @@ impl Ops {
                 heads: layout.shape.heads as u32,
                 sinks: options.sink_tokens(),
             },
-            buffers: &[&rows.buffer, cuts, bitmaps, status].map(|buffer| Some(Window::whole(buffer))),
+            buffers: &[&rows.buffer, cuts, bitmaps, status].map(Window::whole),
             workgroups: (layout.pages() as u64).div_ceil(pages_per_workgroup),
         })
     }
@@ -249,7 +240,7 @@ impl Ops {
                 full_limit: options.raw_limit(PAGE),
                 last_limit: options.raw_limit(last_rows),
             },
-            buffers: &[bitmaps, pages, status].map(|buffer| Some(Window::whole(buffer))),
+            buffers: &[bitmaps, pages, status].map(Window::whole),
             workgroups: u64::from(layout.pages() > 0),
         })
     }
@@ -261,13 +252,10 @@ impl Ops {
         folded: &FoldedBuffers,
     ) -> Result<()> {
         let layout = folded.layout;
-        if layout.pages() == 0 {
-            return Ok(());
-        }
+        let Some(store) = &folded.store else { return Ok(()) };
         let (lower, upper) = bind_pair(&decision.lower, &decision.upper, &self.gpu)?;
         let variant = store_variant(Kernel::Merge, &layout);
         let pairs = (layout.pages() * PAGE * layout.shape.dim.div_ceil(2)) as u64;
-        let whole = |buffer: &Option<wgpu::Buffer>| buffer.as_ref().map(Window::whole);
         recording.add(Dispatch {
             workgroups: pairs.div_ceil(u64::from(variant.workgroup())),
             variant,
@@ -276,17 +264,16 @@ impl Ops {
                 pages_per_head: layout.pages_per_head() as u32,
                 tokens: layout.shape.tokens as u32,
                 heads: layout.shape.heads as u32,
+                sections: folded.totals.sections(&layout),
                 lower: lower.layout,
                 upper: upper.layout,
             },
             buffers: &[
-                Some((&lower).into()),
-                Some((&upper).into()),
-                Some(Window::whole(&decision.rows.buffer)),
-                whole(&folded.pages),
-                whole(&folded.slots),
-                whole(&folded.magnitudes),
-                whole(&folded.side),
+                (&lower).into(),
+                (&upper).into(),
+                Window::whole(&decision.rows.buffer),
+                Window::whole(&decision.pages),
+                Window::whole(store),
             ],
         })
     }
@@ -299,29 +286,20 @@ impl Ops {
         output: &KvView,
     ) -> Result<()> {
         let layout = folded.layout;
-        let shape = layout.shape;
-        if shape.rows() == 0 {
-            return Ok(());
-        }
+        let Some(store) = &folded.store else { return Ok(()) };
         let (output, view) = output.bind_output("restored layer", &self.gpu)?;
         let variant = store_variant(Kernel::Restore, &layout);
-        let whole = |buffer: &Option<wgpu::Buffer>| buffer.as_ref().map(Window::whole);
         recording.add(Dispatch {
             workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
             variant,
             params: RestoreParams {
                 view,
+                sections: folded.totals.sections(&layout),
                 pages_per_head: layout.pages_per_head() as u32,
                 layer: u32::from(which == Layer::Upper),
                 padding: [0; 2],
             },
-            buffers: &[
-                whole(&folded.pages),
-                whole(&folded.slots),
-                whole(&folded.magnitudes),
-                whole(&folded.side),
-                Some(output),
-            ],
+            buffers: &[Window::whole(store), output],
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::super::folded::Sections;
 use crate::gpu::OutputParams;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -51,6 +52,7 @@ pub(super) struct MergeParams {
     pub(super) pages_per_head: u32,
     pub(super) tokens: u32,
     pub(super) heads: u32,
+    pub(super) sections: Sections,
     pub(super) lower: [u32; 4],
     pub(super) upper: [u32; 4],
 }
@@ -59,6 +61,7 @@ pub(super) struct MergeParams {
 #[repr(C)]
 pub(super) struct RestoreParams {
     pub(super) view: OutputParams,
+    pub(super) sections: Sections,
     pub(super) pages_per_head: u32,
     pub(super) layer: u32,
     pub(super) padding: [u32; 2],

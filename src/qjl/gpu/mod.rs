@@ -164,12 +164,11 @@ impl Ops {
             return Ok(());
         }
         let (input, params) = keys.bind_input("keys", &self.gpu)?;
-        let [words, scales, status] =
-            [&codes.words, &codes.scales, &codes.status].map(|b| Some(Window::whole(b)));
+        let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
         recording.add(Dispatch {
             variant: self.projecting(Kernel::Quantize, keys.dtype(), projection, scale),
             params,
-            buffers: &[Some(input), Some(Window::whole(&projection.buffer)), words, scales, status],
+            buffers: &[input, Window::whole(&projection.buffer), words, scales, status],
             workgroups: (keys.shape().rows() as u64).div_ceil(2),
         })
     }
@@ -181,13 +180,12 @@ impl Ops {
         }
         let (input, params) = values.bind_input("values", &self.gpu)?;
         let caps = self.gpu.caps();
-        let [words, scales, status] =
-            [&codes.words, &codes.scales, &codes.status].map(|b| Some(Window::whole(b)));
+        let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
         recording.add(Dispatch {
             variant: quantize_values_variant(shape.dim, values.dtype(), caps.f16)
                 .with_subgroups(caps.shuffle_width()),
             params,
-            buffers: &[Some(input), words, scales, status],
+            buffers: &[input, words, scales, status],
             workgroups: (shape.rows() as u64).div_ceil(u64::from(WORKGROUP / VALUE_ROW_LANES)),
         })
     }
@@ -206,7 +204,7 @@ impl Ops {
         recording.add(Dispatch {
             variant: self.projecting(Kernel::Project, queries.dtype(), projection, KeyScale::Norm),
             params,
-            buffers: &[Some(input), Some(Window::whole(&projection.buffer)), Some(Window::whole(&sketches))],
+            buffers: &[input, Window::whole(&projection.buffer), Window::whole(&sketches)],
             workgroups: (rows as u64).div_ceil(2),
         })?;
         Ok(sketches)
@@ -238,10 +236,10 @@ impl Ops {
                 factor: factor(keys, projection),
             },
             buffers: &[
-                Some(Window::whole(sketches)),
-                Some(Window::whole(&keys.codes.words)),
-                Some(Window::whole(&keys.codes.scales)),
-                Some(bound.window),
+                Window::whole(sketches),
+                Window::whole(&keys.codes.words),
+                Window::whole(&keys.codes.scales),
+                bound.window,
             ],
             workgroups: (rows * tiles) as u64,
         })
@@ -267,7 +265,7 @@ impl Ops {
         let variant = attend_variant(stores.keys.sketch_dim, value_dim);
         // A cache without tokens has no buffers to bind: its partial sums are the zeros that a new buffer holds.
         let workgroups = if g.tokens == 0 { 0 } else { (rows * splits.count) as u64 };
-        let codes = |codes: &Codes| [&codes.words, &codes.scales].map(|buffer| Some(Window::whole(buffer)));
+        let codes = |codes: &Codes| [&codes.words, &codes.scales].map(Window::whole);
         let [key_words, key_scales] = codes(&stores.keys.codes);
         let [value_words, value_scales] = codes(&stores.values.codes);
         recording.add(Dispatch {
@@ -287,13 +285,13 @@ impl Ops {
                 scale: options.scale_for(g.key_dim),
             },
             buffers: &[
-                Some(Window::whole(stores.sketches)),
+                Window::whole(stores.sketches),
                 key_words,
                 key_scales,
                 value_words,
                 value_scales,
-                Some(Window::whole(&lengths)),
-                Some(Window::whole(&partials)),
+                Window::whole(&lengths),
+                Window::whole(&partials),
             ],
             workgroups,
         })?;
@@ -311,7 +309,7 @@ impl Ops {
         recording.add(Dispatch {
             variant: combine_variant(output.shape().dim, output.dtype()),
             params: CombineParams { view, splits: index32(splits)?, padding: [0; 3] },
-            buffers: &[Some(Window::whole(partials)), Some(window)],
+            buffers: &[Window::whole(partials), window],
             workgroups: u64::from(view.words).div_ceil(u64::from(WORKGROUP)),
         })
     }
