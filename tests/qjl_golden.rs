@@ -11,21 +11,13 @@
 
 mod golden;
 
-use golden::Golden;
+use golden::{Golden, values_of};
 use half::f16;
 use kvfold::attention::AttendOptions;
 use kvfold::qjl::{Counts, KeyScale, Projection, QuantizedValues, SketchedKeys, cpu, reference};
 use kvfold::{DType, Shape, Tensor};
 
 impl Golden {
-    fn f64(&self, name: &str) -> Vec<f64> {
-        self.bytes(name, safetensors::Dtype::F64).into_iter().map(f64::from_le_bytes).collect()
-    }
-
-    fn i8(&self, name: &str) -> Vec<i8> {
-        self.bytes::<1>(name, safetensors::Dtype::I8).into_iter().map(|[b]| b.cast_signed()).collect()
-    }
-
     /// Every `m../dtype` of the file, with `m` and the dtype of its inputs.
     fn cases(&self) -> Vec<(String, usize, DType)> {
         let file = self.file();
@@ -49,17 +41,6 @@ impl Golden {
 /// One head of one sequence.
 fn rows(numbers: &[f32], dim: usize, dtype: DType) -> Tensor {
     Tensor::from_f32(numbers, dtype, Shape::new(1, 1, numbers.len() / dim, dim).unwrap()).unwrap()
-}
-
-/// The original's codes and scales in our layout.
-fn values_of(codes: &[i8], scales: &[f32], dim: usize) -> QuantizedValues {
-    let word = |four: &[i8]| four.iter().rev().fold(0, |word, &c| word << 8 | u32::from(c.cast_unsigned()));
-    QuantizedValues {
-        shape: Shape::new(1, 1, scales.len(), dim).unwrap(),
-        words: codes.chunks(dim).flat_map(|row| row.chunks(4).map(word)).collect(),
-        scale: scales.iter().map(|&s| f16::from_f32(s)).collect(),
-        status: Counts::default(),
-    }
 }
 
 fn codes_of(values: &QuantizedValues) -> Vec<i8> {

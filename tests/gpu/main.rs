@@ -14,6 +14,7 @@
 )]
 
 mod device;
+mod golden;
 mod minicache;
 mod qjl;
 mod rows;
@@ -61,7 +62,7 @@ fn open(profile: &Profile) -> kvfold::Result<Gpu> {
 }
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, minicache::TESTS, qjl::TESTS].concat()
+    [device::TESTS, minicache::TESTS, qjl::TESTS, golden::TESTS].concat()
 }
 
 fn main() -> ExitCode {

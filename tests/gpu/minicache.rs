@@ -21,19 +21,23 @@ pub(crate) const TESTS: &[Test] = &[
 /// Rounding of two sums of up to 512 products in other orders, relative to 1.
 const COSINE: f32 = 2e-6;
 
-fn merge_on(gpu: &Gpu, views: &[KvView; 2], options: &MergeOptions) -> kvfold::Result<FoldedBuffers> {
+pub(crate) fn merge_on(
+    gpu: &Gpu,
+    views: &[KvView; 2],
+    options: &MergeOptions,
+) -> kvfold::Result<FoldedBuffers> {
     let ops = Ops::new(gpu);
     let mut decision = gpu.submit(|encoder| ops.encode_decide(encoder, &views[0], &views[1], options))?;
     let totals = gpu.block_on(decision.totals())?;
     gpu.submit(|encoder| ops.encode_merge(encoder, &decision, totals))
 }
 
-fn folded_of(gpu: &Gpu, folded: &FoldedBuffers) -> kvfold::Result<Folded> {
+pub(crate) fn folded_of(gpu: &Gpu, folded: &FoldedBuffers) -> kvfold::Result<Folded> {
     let read_backs = gpu.submit(|encoder| folded.read_back(gpu, encoder))?;
     gpu.block_on(folded.parse(read_backs))
 }
 
-fn restore_on(gpu: &Gpu, folded: &FoldedBuffers, which: Layer) -> kvfold::Result<Tensor> {
+pub(crate) fn restore_on(gpu: &Gpu, folded: &FoldedBuffers, which: Layer) -> kvfold::Result<Tensor> {
     let (shape, dtype) = (folded.layout.shape, folded.layout.dtype);
     let output =
         KvView::new(&gpu.storage("output", (shape.bytes(dtype) as u64).next_multiple_of(4))?, dtype, shape);

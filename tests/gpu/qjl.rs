@@ -57,7 +57,7 @@ pub(crate) struct Folded {
     ops: Ops,
     projection: ProjectionBuffer,
     keys: SketchedKeyBuffers,
-    values: QuantizedValueBuffers,
+    pub(crate) values: QuantizedValueBuffers,
 }
 
 impl Folded {

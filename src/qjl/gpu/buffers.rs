@@ -56,6 +56,14 @@ impl Codes {
         })
     }
 
+    fn upload(gpu: &Gpu, words: &[u32], scales: &[f16]) -> Result<Self> {
+        Ok(Self {
+            words: gpu.upload("codes", bytemuck::cast_slice(words))?,
+            scales: gpu.upload("scales", bytemuck::cast_slice(scales))?,
+            status: gpu.storage("status", 12)?,
+        })
+    }
+
     fn bytes(&self) -> u64 {
         self.words.size() + self.scales.size()
     }
@@ -99,6 +107,16 @@ pub struct SketchedKeyBuffers {
 }
 
 impl SketchedKeyBuffers {
+    /// Copies sketched keys to the device. `key_scale` is what they were sketched with.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) when words and scalars do not fit the shape, as [`Gpu::upload`].
+    pub fn upload(gpu: &Gpu, keys: &SketchedKeys, key_scale: KeyScale) -> Result<Self> {
+        keys.check()?;
+        let codes = Codes::upload(gpu, &keys.words, &keys.scale)?;
+        Ok(Self { shape: keys.shape, sketch_dim: keys.sketch_dim, key_scale, codes })
+    }
+
     /// Shape of the keys, `[batch, heads, tokens, head_dim]`.
     #[must_use]
     pub const fn shape(&self) -> Shape {
@@ -137,6 +155,15 @@ pub struct QuantizedValueBuffers {
 }
 
 impl QuantizedValueBuffers {
+    /// Copies coded values to the device.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) when words and scales do not fit the shape, as [`Gpu::upload`].
+    pub fn upload(gpu: &Gpu, values: &QuantizedValues) -> Result<Self> {
+        values.check()?;
+        Ok(Self { shape: values.shape, codes: Codes::upload(gpu, &values.words, &values.scale)? })
+    }
+
     /// Shape of the values, `[batch, heads, tokens, value_dim]`.
     #[must_use]
     pub const fn shape(&self) -> Shape {
