@@ -19,6 +19,7 @@ pub(crate) enum Kernel {
     Project,
     Scores,
     Attend,
+    Exact,
     Combine,
 }
 
@@ -72,6 +73,7 @@ impl Kernel {
             Self::Attend => {
                 &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
+            Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Write]),
         }
     }
@@ -85,6 +87,7 @@ pub(crate) enum Module {
     LoadNativeF16,
     Bits(DType),
     Output,
+    Flash,
     MiniCacheRow,
     MiniCachePage,
     Slerp,
@@ -107,6 +110,7 @@ impl Module {
             Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
             Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
             Self::Output => include_str!("../../shaders/common/output.wgsl"),
+            Self::Flash => include_str!("../../shaders/common/flash.wgsl"),
             Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
             Self::MiniCachePage => include_str!("../../shaders/minicache/page.wgsl"),
             Self::Slerp => include_str!("../../shaders/minicache/slerp.wgsl"),
@@ -177,7 +181,15 @@ impl Variant {
     /// Every variant that some adapter can take, for a selection of head dimensions: what a shader lint must see.
     #[must_use]
     pub fn every() -> Vec<Self> {
-        [crate::minicache::gpu::variants(), crate::qjl::gpu::variants()].concat()
+        let mut every = [
+            crate::attention::gpu::variants(),
+            crate::minicache::gpu::variants(),
+            crate::qjl::gpu::variants(),
+        ]
+        .concat();
+        every.sort_unstable();
+        every.dedup();
+        every
     }
 
     /// Whether this variant needs no optional feature of a device.

@@ -13,6 +13,7 @@
     reason = "a test that panics is a test that fails"
 )]
 
+mod attention;
 mod device;
 mod golden;
 mod minicache;
@@ -62,7 +63,7 @@ fn open(profile: &Profile) -> kvfold::Result<Gpu> {
 }
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, minicache::TESTS, qjl::TESTS, golden::TESTS].concat()
+    [device::TESTS, attention::TESTS, minicache::TESTS, qjl::TESTS, golden::TESTS].concat()
 }
 
 fn main() -> ExitCode {

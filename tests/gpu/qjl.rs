@@ -31,7 +31,7 @@ pub(crate) struct Case {
 
 impl Case {
     /// `[batch, kv_heads, tokens]` keys of `dims[0]` and values of `dims[1]`, queries of `group` heads for each.
-    fn new(
+    pub(crate) fn new(
         seed: u8,
         [batch, kv_heads, tokens]: [usize; 3],
         dims: [usize; 2],

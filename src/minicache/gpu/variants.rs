@@ -94,7 +94,5 @@ pub(crate) fn variants() -> Vec<Variant> {
             }
         }
     }
-    variants.sort_unstable();
-    variants.dedup();
     variants
 }

@@ -8,20 +8,17 @@ pub use buffers::{CodesReadBack, ProjectionBuffer, QuantizedValueBuffers, Sketch
 pub(crate) use variants::variants;
 
 use buffers::Codes;
-use params::{AttendParams, CombineParams, ScoresParams};
+use params::{AttendParams, ScoresParams};
 use variants::{
-    VALUE_ROW_LANES, WORKGROUP, attend_variant, combine_variant, partial_stride, projecting_variant,
-    quantize_values_variant, scores_variant, value_words,
+    VALUE_ROW_LANES, WORKGROUP, attend_variant, projecting_variant, quantize_values_variant, scores_variant,
 };
 
 use super::{KeyScale, Projection};
+use crate::attention::gpu::{Pass, value_fours};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
 use crate::gpu::{Dispatch, Gpu, Kernel, KvView, Recording, ViewUse, Window, index32};
 use crate::tensor::{DType, Shape};
-
-/// Workgroups that an attention pass aims for: enough to fill a large GPU once. More splits cost more combining.
-const TARGET_WORKGROUPS: usize = 1024;
 
 /// QJL's operations, recorded into the caller's encoder.
 #[derive(Clone, Debug)]
@@ -77,7 +74,7 @@ impl Ops {
     ) -> Result<QuantizedValueBuffers> {
         let shape = values.shape();
         shape.check_dim("values")?;
-        let codes = Codes::new(&self.gpu, shape.rows(), value_words(shape.dim) as usize)?;
+        let codes = Codes::new(&self.gpu, shape.rows(), value_fours(shape.dim) as usize)?;
         let mut recording = Recording::new(&self.gpu);
         self.quantize_values(&mut recording, values, &codes)?;
         recording.record(encoder);
@@ -135,18 +132,15 @@ impl Ops {
         options: &AttendOptions,
         output: &KvView,
     ) -> Result<()> {
-        options.validate()?;
         let geometry = geometry(queries, keys, projection)?;
         geometry.check_values(values.shape)?;
-        let lengths: Vec<u32> = geometry.lengths(lengths)?.into_iter().map(|length| length as u32).collect();
         output.shape().check_equal("attention output", geometry.output(values.shape.dim)?)?;
+        let pass = Pass::new(&self.gpu, geometry, values.shape.dim, lengths, options)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
             let sketches = self.project(&mut recording, queries, projection)?;
-            let splits = Splits::choose(geometry);
-            let stores = Stores { sketches: &sketches, keys, values, factor: factor(keys, projection) };
-            let partials = self.attend(&mut recording, geometry, &stores, &lengths, options, splits)?;
-            self.combine(&mut recording, &partials, splits.count, output)?;
+            self.attend(&mut recording, &pass, &sketches, keys, values, factor(keys, projection))?;
+            pass.combine(&mut recording, &self.gpu, output)?;
         }
         recording.record(encoder);
         Ok(())
@@ -245,72 +239,30 @@ impl Ops {
         })
     }
 
-    /// Partial softmaxes of every query and split.
     fn attend(
         &self,
         recording: &mut Recording<'_>,
-        g: Geometry,
-        stores: &Stores<'_>,
-        lengths: &[u32],
-        options: &AttendOptions,
-        splits: Splits,
-    ) -> Result<wgpu::Buffer> {
-        let rows = g.batch * g.query_heads * g.queries;
-        let value_dim = stores.values.shape.dim;
-        let sizes = [rows, splits.count, partial_stride(value_dim) as usize];
-        let partials = self
-            .gpu
-            .storage("partials", crate::tensor::checked_bytes("partial results", &sizes, 4)? as u64)?;
-        let lengths = self.gpu.upload("lengths", bytemuck::cast_slice(lengths))?;
-        let variant = attend_variant(stores.keys.sketch_dim, value_dim);
-        // A cache without tokens has no buffers to bind: its partial sums are the zeros that a new buffer holds.
-        let workgroups = if g.tokens == 0 { 0 } else { (rows * splits.count) as u64 };
-        let codes = |codes: &Codes| [&codes.words, &codes.scales].map(Window::whole);
-        let [key_words, key_scales] = codes(&stores.keys.codes);
-        let [value_words, value_scales] = codes(&stores.values.codes);
-        recording.add(Dispatch {
-            variant: variant.with_subgroups(self.gpu.caps().shuffle_width()),
-            params: AttendParams {
-                tokens: index32(g.tokens)?,
-                queries: index32(g.queries)?,
-                query_heads: index32(g.query_heads)?,
-                group: index32(g.group)?,
-                rows: index32(rows)?,
-                splits: index32(splits.count)?,
-                split: index32(splits.tokens)?,
-                causal: u32::from(options.causal),
-                window: options.window.unwrap_or(u32::MAX),
-                soft_cap: options.soft_cap.unwrap_or(0.0),
-                factor: stores.factor,
-                scale: options.scale_for(g.key_dim),
-            },
-            buffers: &[
-                Window::whole(stores.sketches),
-                key_words,
-                key_scales,
-                value_words,
-                value_scales,
-                Window::whole(&lengths),
-                Window::whole(&partials),
-            ],
-            workgroups,
-        })?;
-        Ok(partials)
-    }
-
-    fn combine(
-        &self,
-        recording: &mut Recording<'_>,
-        partials: &wgpu::Buffer,
-        splits: usize,
-        output: &KvView,
+        pass: &Pass,
+        sketches: &wgpu::Buffer,
+        keys: &SketchedKeyBuffers,
+        values: &QuantizedValueBuffers,
+        factor: f32,
     ) -> Result<()> {
-        let (window, view) = output.bind_output("attention output", &self.gpu)?;
+        let (key, value) = (&keys.codes, &values.codes);
         recording.add(Dispatch {
-            variant: combine_variant(output.shape().dim, output.dtype()),
-            params: CombineParams { view, splits: index32(splits)?, padding: [0; 3] },
-            buffers: &[Window::whole(partials), window],
-            workgroups: u64::from(view.words).div_ceil(u64::from(WORKGROUP)),
+            variant: attend_variant(keys.sketch_dim, values.shape.dim)
+                .with_subgroups(self.gpu.caps().shuffle_width()),
+            params: AttendParams { attention: pass.params, factor, padding: [0; 3] },
+            buffers: &[
+                Window::whole(sketches),
+                Window::whole(&key.words),
+                Window::whole(&key.scales),
+                Window::whole(&value.words),
+                Window::whole(&value.scales),
+                Window::whole(&pass.lengths),
+                Window::whole(&pass.partials),
+            ],
+            workgroups: pass.workgroups,
         })
     }
 
@@ -325,31 +277,6 @@ impl Ops {
         let dims = [projection.head_dim, projection.sketch_dim];
         projecting_variant(kernel, projection.kind, dims, dtype, caps.f16, scale)
             .with_subgroups(caps.shuffle_width())
-    }
-}
-
-/// What an attention pass reads.
-struct Stores<'a> {
-    sketches: &'a wgpu::Buffer,
-    keys: &'a SketchedKeyBuffers,
-    values: &'a QuantizedValueBuffers,
-    factor: f32,
-}
-
-/// How the tokens of a sequence are divided among workgroups.
-#[derive(Clone, Copy)]
-struct Splits {
-    count: usize,
-    /// Tokens of a split, a multiple of the workgroup.
-    tokens: usize,
-}
-
-impl Splits {
-    fn choose(g: Geometry) -> Self {
-        let rows = (g.batch * g.query_heads * g.queries).max(1);
-        let tiles = g.tokens.div_ceil(WORKGROUP as usize).max(1);
-        let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows));
-        Self { count: tiles.div_ceil(tiles_per_split), tokens: tiles_per_split * WORKGROUP as usize }
     }
 }
 

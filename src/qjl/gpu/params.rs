@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::gpu::OutputParams;
+use crate::attention::gpu::AttentionParams;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -20,24 +20,7 @@ pub(super) struct ScoresParams {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct AttendParams {
-    pub(super) tokens: u32,
-    pub(super) queries: u32,
-    pub(super) query_heads: u32,
-    pub(super) group: u32,
-    pub(super) rows: u32,
-    pub(super) splits: u32,
-    pub(super) split: u32,
-    pub(super) causal: u32,
-    pub(super) window: u32,
-    pub(super) soft_cap: f32,
+    pub(super) attention: AttentionParams,
     pub(super) factor: f32,
-    pub(super) scale: f32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct CombineParams {
-    pub(super) view: OutputParams,
-    pub(super) splits: u32,
     pub(super) padding: [u32; 3],
 }

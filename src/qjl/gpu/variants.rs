@@ -1,6 +1,7 @@
 //! The variants of QJL's kernels.
 
 use super::super::{KeyScale, ProjectionKind};
+use crate::attention::gpu::flash_constants;
 use crate::gpu::{Const, Kernel, Module, Variant};
 use crate::tensor::DType;
 
@@ -8,16 +9,6 @@ use crate::tensor::DType;
 pub(super) const VALUE_ROW_LANES: u32 = 16;
 /// Invocations of a workgroup, all of which share a row or a tile in the other kernels.
 pub(super) const WORKGROUP: u32 = 128;
-
-/// Words of a row of 8-bit codes.
-pub(super) fn value_words(value_dim: usize) -> u32 {
-    value_dim.div_ceil(4) as u32
-}
-
-/// Numbers of one split's partial result.
-pub(super) fn partial_stride(value_dim: usize) -> u32 {
-    2 + 4 * value_words(value_dim)
-}
 
 fn load(dtype: DType, native_f16: bool) -> Module {
     if native_f16 && dtype == DType::F16 { Module::LoadNativeF16 } else { Module::Load(dtype) }
@@ -63,20 +54,9 @@ pub(super) fn scores_variant(sketch_dim: usize) -> Variant {
 }
 
 pub(super) fn attend_variant(sketch_dim: usize, value_dim: usize) -> Variant {
-    let words = value_words(value_dim);
-    let constants = [
-        Const::U32("SKETCH_DIM", sketch_dim as u32),
-        Const::U32("VALUE_WORDS", words),
-        Const::U32("VALUE_LANES", words.next_power_of_two()),
-        Const::U32("LANES", WORKGROUP),
-    ];
-    Variant::new(Kernel::Attend, &[Module::Float, Module::SketchDot], &constants)
-}
-
-pub(super) fn combine_variant(value_dim: usize, dtype: DType) -> Variant {
     let constants =
-        [Const::U32("HEAD_DIM", value_dim as u32), Const::U32("PARTIAL_STRIDE", partial_stride(value_dim))];
-    Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
+        [&[Const::U32("SKETCH_DIM", sketch_dim as u32)], flash_constants(value_dim).as_slice()].concat();
+    Variant::new(Kernel::Attend, &[Module::Float, Module::SketchDot, Module::Flash], &constants)
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.
@@ -104,9 +84,6 @@ pub(crate) fn variants() -> Vec<Variant> {
         }
         add(attend_variant(sketch_dim, head_dim));
         add(scores_variant(sketch_dim));
-        DType::ALL.into_iter().for_each(|dtype| add(combine_variant(head_dim, dtype)));
     }
-    variants.sort_unstable();
-    variants.dedup();
     variants
 }

@@ -6,12 +6,16 @@
 //! A query that sees nothing, or holds a non-finite number, gets zeros. A key or value row that holds a non-finite
 //! number is masked, and so is a score that overflows f32.
 
+pub mod cpu;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod rows;
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::tensor::{Shape, TensorView};
+use crate::tensor::Shape;
+pub use cpu::{exact, exact_scores, non_finite_rows};
 use rows::LOWEST;
 pub(crate) use rows::{Rows, attend_rows, dot, score_rows};
 
@@ -182,42 +186,6 @@ impl Geometry {
     fn kv_heads(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.batch).flat_map(move |b| (0..self.kv_heads).map(move |h| (b, h)))
     }
-}
-
-/// Exact attention over raw rows in f32: what every folded cache is compared with.
-///
-/// `queries` `[batch, query_heads, queries, key_dim]`, `keys` `[batch, kv_heads, tokens, key_dim]`, `values`
-/// `[batch, kv_heads, tokens, value_dim]`, `lengths` one per sequence (default: all tokens). Returns
-/// `[batch, query_heads, queries, value_dim]`. How many rows were masked: [`non_finite_rows`].
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::HeadRatio`] or [`Error::Range`] when shapes, lengths or options do not fit.
-pub fn exact(
-    queries: &TensorView<'_>,
-    keys: &TensorView<'_>,
-    values: &TensorView<'_>,
-    lengths: Option<&[u32]>,
-    options: &AttendOptions,
-) -> Result<Vec<f32>> {
-    let g = Geometry::of(queries.shape(), keys.shape())?;
-    g.check_values(values.shape())?;
-    attend_rows(g, queries, keys, values, lengths, options)
-}
-
-/// Exact scores `q . k`, neither scaled nor masked: `[batch, query_heads, queries, tokens]`. A row that holds a
-/// non-finite number scores 0.
-///
-/// # Errors
-/// [`Error::Shape`] or [`Error::HeadRatio`] when the shapes do not fit.
-pub fn exact_scores(queries: &TensorView<'_>, keys: &TensorView<'_>) -> Result<Vec<f32>> {
-    score_rows(Geometry::of(queries.shape(), keys.shape())?, queries, keys)
-}
-
-/// Rows that hold a non-finite number.
-#[must_use]
-pub fn non_finite_rows(rows: &TensorView<'_>) -> usize {
-    let mut row = vec![0.0; rows.shape().dim];
-    rows.shape().iter_rows().filter(|&(b, h, t)| rows.read(b, h, t, &mut row).is_none()).count()
 }
 
 #[cfg(test)]

@@ -1,0 +1,148 @@
+// Attention over any store, one query and one split of the tokens a workgroup: online softmax in f32 over tiles of WORKGROUP
+// tokens (flash-decoding). The kernel declares `attention: Attention` in its params, and
+//   load_query(query_row, lane)            once, before the first tile
+//   query_is_finite(query_row)             whether the query may see anything
+//   tile_score(query_row, kv_head, token, lane)  <query, key>, the token clamped to the store; may hold barriers
+//   is_masked(kv_head, token)              a key or value row that must not be seen
+//   value_scale(kv_head, token)            factor on a value row
+//   four_values(kv_head, token, four)      channels 4 * four .. of a value row, before that factor
+// What each split finds goes to `partials` and is combined by combine.wgsl.
+
+struct Attention {
+    // Queries of a sequence and head, query heads, query heads that share a KV head, and all query rows.
+    queries: u32,
+    query_heads: u32,
+    group: u32,
+    rows: u32,
+    // Tokens that the store has room for, and how its first one is numbered within the sequence.
+    tokens: u32,
+    start: u32,
+    // Splits of this store, tokens of one (a multiple of WORKGROUP), splits of all stores, and those before this store's.
+    splits: u32,
+    split: u32,
+    all_splits: u32,
+    first_split: u32,
+    causal: u32,
+    // 0xffffffff where there is none.
+    window: u32,
+    // 0 where there is none.
+    soft_cap: f32,
+    scale: f32,
+    kv_heads: u32,
+    // A struct within a uniform is padded to 16 bytes.
+    padding: u32,
+}
+
+// VALUE_LANES invocations cover a value row, four channels each; VALUE_GROUPS of them take turns at the tokens.
+const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
+const LOWEST: f32 = -3.402823e38;
+
+var<workgroup> weights: array<f32, WORKGROUP>;
+var<workgroup> gathered: array<vec4<f32>, WORKGROUP>;
+
+// cap * tanh(x / cap) by an exponential that cannot overflow.
+fn soft_capped(x: f32) -> f32 {
+    let cap = params.attention.soft_cap;
+    let e = exp(-2.0 * abs(x / cap));
+    return sign(x) * cap * ((1.0 - e) / (1.0 + e));
+}
+
+fn logit(score: f32) -> f32 {
+    let x = params.attention.scale * score;
+    if (!is_finite(x)) {
+        return LOWEST;
+    }
+    if (params.attention.soft_cap > 0.0) {
+        return soft_capped(x);
+    }
+    return x;
+}
+
+// First and one past the last token of a sequence that a query sees.
+fn visible(length: u32, query_index: u32) -> vec2<u32> {
+    if (length + query_index < params.attention.queries) {
+        return vec2<u32>();
+    }
+    let window = params.attention.window;
+    let position = length + query_index - params.attention.queries;
+    let hides_later = params.attention.causal == 1u || window != 0xffffffffu;
+    let end = select(length, min(length, position + 1u), hides_later);
+    let start = select(0u, position + 1u - min(position + 1u, window), window != 0xffffffffu);
+    return vec2<u32>(min(start, end), end);
+}
+
+// What of it stands in this store, as tokens of the store.
+fn visible_here(length: u32, query_index: u32) -> vec2<u32> {
+    let seen = visible(length, query_index);
+    let start = params.attention.start;
+    return min(max(seen, vec2<u32>(start)) - start, vec2<u32>(params.attention.tokens));
+}
+
+fn store_partial(index: u32, lane: u32, largest: f32, sum: f32) {
+    let query_row = index / params.attention.splits;
+    let split = params.attention.first_split + index % params.attention.splits;
+    let base = (query_row * params.attention.all_splits + split) * (2u + 4u * VALUE_FOURS);
+    if (query_row >= params.attention.rows || base + 1u + 4u * VALUE_FOURS >= arrayLength(&partials)) {
+        return;
+    }
+    if (lane < VALUE_FOURS) {
+        var total = vec4<f32>();
+        for (var i = 0u; i < VALUE_GROUPS; i++) {
+            total += gathered[i * VALUE_LANES + lane];
+        }
+        for (var i = 0u; i < 4u; i++) {
+            partials[base + 2u + 4u * lane + i] = total[i];
+        }
+    }
+    if (lane == 0u) {
+        partials[base] = largest;
+        partials[base + 1u] = sum;
+    }
+}
+
+fn flash_attend(index: u32, lane: u32) {
+    let query_row = min(index / params.attention.splits, params.attention.rows - 1u);
+    let head = query_row / params.attention.queries;
+    let query_heads = params.attention.query_heads;
+    let batch = head / query_heads;
+    let kv_head = batch * params.attention.kv_heads + (head % query_heads) / params.attention.group;
+    let seen = visible_here(lengths[batch], query_row % params.attention.queries);
+    let first = (index % params.attention.splits) * params.attention.split;
+    let last = min(seen.y, first + params.attention.split);
+    let sees = query_is_finite(query_row);
+    let four = lane % VALUE_LANES;
+
+    load_query(query_row, lane);
+    var largest = LOWEST;
+    var sum = 0.0;
+    var acc = vec4<f32>();
+    // Whole tiles before the window see nothing and are left out.
+    let skipped = (max(seen.x, first) - first) / WORKGROUP * WORKGROUP;
+    for (var tile = first + skipped; tile < last; tile += WORKGROUP) {
+        workgroupBarrier();
+        let token = min(tile + lane, params.attention.tokens - 1u);
+        let score = tile_score(query_row, kv_head, token, lane);
+        var x = LOWEST;
+        if (sees && tile + lane >= seen.x && tile + lane < last && !is_masked(kv_head, token)) {
+            x = logit(score);
+        }
+        let new_largest = max(largest, row_max(vec4<f32>(x), lane).x);
+        // The floor keeps the difference of the two extremes from leaving f32.
+        let rescale = exp(max(largest - new_largest, -200.0));
+        largest = new_largest;
+        let p = select(0.0, exp(max(x - largest, -200.0)), x > LOWEST);
+        sum = sum * rescale + p;
+        weights[lane] = select(0.0, p * value_scale(kv_head, token), x > LOWEST);
+        workgroupBarrier();
+        acc *= rescale;
+        for (var i = lane / VALUE_LANES; i < WORKGROUP; i += VALUE_GROUPS) {
+            if (tile + i < last && four < VALUE_FOURS && weights[i] != 0.0) {
+                acc += weights[i] * four_values(kv_head, tile + i, four);
+            }
+        }
+    }
+    sum = row_sum(vec4<f32>(sum), lane).x;
+    gathered[lane] = acc;
+    workgroupBarrier();
+    store_partial(index, lane, largest, sum);
+}

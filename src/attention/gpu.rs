@@ -1,0 +1,262 @@
+//! Attention on the GPU: exact attention over raw rows, and what every store's attention shares: how tokens are split among
+//! workgroups, the uniform of `shaders/common/flash.wgsl`, and the combining of the splits.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{AttendOptions, Geometry};
+use crate::error::{Error, Result};
+use crate::gpu::{
+    BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse,
+    Window, index32,
+};
+use crate::tensor::{DType, checked_bytes};
+
+/// Invocations of a workgroup, and tokens of a tile.
+const WORKGROUP: usize = 128;
+/// Workgroups that an attention pass aims for: enough to fill a large GPU once. More splits cost more combining.
+const TARGET_WORKGROUPS: usize = 1024;
+
+/// `Attention` of shaders/common/flash.wgsl.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct AttentionParams {
+    queries: u32,
+    query_heads: u32,
+    group: u32,
+    rows: u32,
+    tokens: u32,
+    start: u32,
+    splits: u32,
+    split: u32,
+    all_splits: u32,
+    first_split: u32,
+    causal: u32,
+    window: u32,
+    soft_cap: f32,
+    scale: f32,
+    kv_heads: u32,
+    padding: u32,
+}
+
+/// One attention call over one store: its sizes, its splits, and where their partial results go.
+pub(crate) struct Pass {
+    pub(crate) params: AttentionParams,
+    pub(crate) lengths: wgpu::Buffer,
+    pub(crate) partials: wgpu::Buffer,
+    /// Workgroups of the store's dispatch; none where it has no tokens, and then the partial sums are the zeros that a new
+    /// buffer holds.
+    pub(crate) workgroups: u64,
+}
+
+impl Pass {
+    /// Checks options and lengths and makes the buffers.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: Option<&[u32]>,
+        options: &AttendOptions,
+    ) -> Result<Self> {
+        options.validate()?;
+        let lengths: Vec<u32> = g.lengths(lengths)?.into_iter().map(|length| length as u32).collect();
+        let rows = g.batch * g.query_heads * g.queries;
+        let tiles = g.tokens.div_ceil(WORKGROUP).max(1);
+        let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
+        let splits = tiles.div_ceil(tiles_per_split);
+        let stride = partial_stride(value_dim) as usize;
+        let bytes = checked_bytes("partial results", &[rows, splits, stride], 4)?;
+        let params = AttentionParams {
+            queries: index32(g.queries)?,
+            query_heads: index32(g.query_heads)?,
+            group: index32(g.group)?,
+            rows: index32(rows)?,
+            tokens: index32(g.tokens)?,
+            start: 0,
+            splits: index32(splits)?,
+            split: index32(tiles_per_split * WORKGROUP)?,
+            all_splits: index32(splits)?,
+            first_split: 0,
+            causal: u32::from(options.causal),
+            window: options.window.unwrap_or(u32::MAX),
+            soft_cap: options.soft_cap.unwrap_or(0.0),
+            scale: options.scale_for(g.key_dim),
+            kv_heads: index32(g.kv_heads)?,
+            padding: 0,
+        };
+        Ok(Self {
+            params,
+            lengths: gpu.upload("lengths", bytemuck::cast_slice(&lengths))?,
+            partials: gpu.storage("partials", bytes as u64)?,
+            workgroups: if g.tokens == 0 { 0 } else { (rows * splits) as u64 },
+        })
+    }
+
+    /// Records the combining of the splits into `output`, `[batch, query_heads, queries, value_dim]` of any element type.
+    pub(crate) fn combine(&self, recording: &mut Recording<'_>, gpu: &Gpu, output: &KvView) -> Result<()> {
+        let (window, view) = output.bind_output("attention output", gpu)?;
+        recording.add(Dispatch {
+            variant: combine_variant(output.shape().dim, output.dtype()),
+            params: CombineParams { view, splits: self.params.all_splits, padding: [0; 3] },
+            buffers: &[Window::whole(&self.partials), window],
+            workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
+        })
+    }
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct CombineParams {
+    view: OutputParams,
+    splits: u32,
+    padding: [u32; 3],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ExactParams {
+    attention: AttentionParams,
+    query: [u32; 4],
+    key: [u32; 4],
+    value: [u32; 4],
+}
+
+/// Groups of four channels of a value row.
+pub(crate) fn value_fours(value_dim: usize) -> u32 {
+    value_dim.div_ceil(4) as u32
+}
+
+/// Numbers of one split's partial result.
+fn partial_stride(value_dim: usize) -> u32 {
+    2 + 4 * value_fours(value_dim)
+}
+
+/// The constants that shaders/common/flash.wgsl needs.
+pub(crate) fn flash_constants(value_dim: usize) -> [Const; 3] {
+    let fours = value_fours(value_dim);
+    [
+        Const::U32("VALUE_FOURS", fours),
+        Const::U32("VALUE_LANES", fours.next_power_of_two()),
+        Const::U32("LANES", WORKGROUP as u32),
+    ]
+}
+
+fn combine_variant(value_dim: usize, dtype: DType) -> Variant {
+    let constants =
+        [Const::U32("HEAD_DIM", value_dim as u32), Const::U32("PARTIAL_STRIDE", partial_stride(value_dim))];
+    Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
+}
+
+fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2], native_f16: bool) -> Variant {
+    let [key_dim, value_dim] = dims;
+    let [query, stored] = dtypes;
+    let [keys_aligned, values_aligned] = aligned;
+    let load = if native_f16 && stored == DType::F16 { Module::LoadNativeF16 } else { Module::Load(stored) };
+    let mut constants = vec![
+        Const::U32("HEAD_DIM", key_dim as u32),
+        Const::U32("VALUE_DIM", value_dim as u32),
+        Const::U32("QUERY_DTYPE", query as u32),
+        Const::Bool("KEYS_ALIGNED", keys_aligned),
+        Const::Bool("VALUES_ALIGNED", values_aligned),
+    ];
+    constants.extend(flash_constants(value_dim));
+    Variant::new(Kernel::Exact, &[Module::Float, load, Module::Flash], &constants)
+}
+
+/// Every variant some adapter can take, for a selection of dimensions.
+pub(crate) fn variants() -> Vec<Variant> {
+    let widths = [None, Some(4), Some(8), Some(32), Some(64)];
+    let mut variants = Vec::new();
+    for dims in [[1, 1], [64, 64], [192, 128], [80, 80], [511, 512]] {
+        for stored in DType::ALL {
+            variants.push(combine_variant(dims[1], stored));
+            for (query, native) in [(DType::F16, true), (DType::Bf16, false), (DType::F32, false)] {
+                let even = dims.map(|dim| dim % 2 == 0);
+                let variant = exact_variant(dims, [query, stored], even, native);
+                variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+            }
+        }
+    }
+    variants
+}
+
+/// Exact attention, recorded into the caller's encoder: the honest baseline beside every folded cache.
+#[derive(Clone, Debug)]
+pub struct Ops {
+    gpu: Gpu,
+}
+
+impl Ops {
+    /// Operations on this device. Kernels are compiled when first recorded.
+    #[must_use]
+    pub fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone() }
+    }
+
+    /// Records exact attention over raw rows into `output`, `[batch, query_heads, queries, value_dim]` of any element type.
+    /// `queries` `[batch, query_heads, queries, key_dim]` of any type, `keys` `[batch, kv_heads, tokens, key_dim]` and
+    /// `values` `[batch, kv_heads, tokens, value_dim]` of one type; `lengths` one per sequence (default: all tokens).
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::HeadRatio`], [`Error::DType`] or [`Error::Range`] when shapes, types, lengths or options do
+    /// not fit, the errors of a view that cannot be bound or written, [`Error::Limit`], [`Error::OutOfMemory`].
+    #[allow(clippy::too_many_arguments, reason = "attention has this many inputs, each of another kind")]
+    pub fn encode_exact(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        queries: &KvView,
+        keys: &KvView,
+        values: &KvView,
+        lengths: Option<&[u32]>,
+        options: &AttendOptions,
+        output: &KvView,
+    ) -> Result<()> {
+        let geometry = Geometry::of(queries.shape(), keys.shape())?;
+        geometry.check_values(values.shape())?;
+        if keys.dtype() != values.dtype() {
+            let (want, have) = (keys.dtype().to_string(), values.dtype().to_string());
+            return Err(Error::DType { what: "values".to_owned(), want, have });
+        }
+        let value_dim = values.shape().dim;
+        output.shape().check_equal("attention output", geometry.output(value_dim)?)?;
+        let pass = Pass::new(&self.gpu, geometry, value_dim, lengths, options)?;
+        let mut recording = Recording::new(&self.gpu);
+        if output.shape().elements() > 0 {
+            self.exact(&mut recording, &pass, [queries, keys, values])?;
+            pass.combine(&mut recording, &self.gpu, output)?;
+        }
+        recording.record(encoder);
+        Ok(())
+    }
+
+    fn exact(
+        &self,
+        recording: &mut Recording<'_>,
+        pass: &Pass,
+        [queries, keys, values]: [&KvView; 3],
+    ) -> Result<()> {
+        let bind =
+            |what: &str, view: &KvView| -> Result<BoundView> { view.bind(what, ViewUse::Read, &self.gpu) };
+        let (query, key, value) = (bind("queries", queries)?, bind("keys", keys)?, bind("values", values)?);
+        let dims = [keys.shape().dim, values.shape().dim];
+        let dtypes = [queries.dtype(), keys.dtype()];
+        let caps = self.gpu.caps();
+        recording.add(Dispatch {
+            variant: exact_variant(dims, dtypes, [key.paired, value.paired], caps.f16)
+                .with_subgroups(caps.shuffle_width()),
+            params: ExactParams {
+                attention: pass.params,
+                query: query.layout,
+                key: key.layout,
+                value: value.layout,
+            },
+            buffers: &[
+                (&query).into(),
+                (&key).into(),
+                (&value).into(),
+                Window::whole(&pass.lengths),
+                Window::whole(&pass.partials),
+            ],
+            workgroups: pass.workgroups,
+        })
+    }
+}
