@@ -1,4 +1,19 @@
-//! Smaller key/value caches on every GPU that wgpu reaches.
+//! Smaller key/value caches on every GPU that wgpu reaches: MiniCache and QJL as WGSL kernels, each with a twin on the CPU and
+//! a judge in f64.
+//!
+//! | where | what |
+//! |---|---|
+//! | [`Capture`] | keys, values and queries of a real model in a file |
+//! | [`minicache`] | neighbouring layers folded onto one direction per token |
+//! | [`qjl`] | keys as sign bits of a random projection, values as 8-bit codes |
+//! | [`attention`] | options, masking, and exact attention as the baseline |
+//! | `gpu` | the device: a host's own or one requested, views of its buffers, read-backs (feature `gpu`) |
+//!
+//! Every tensor is `[batch, heads, tokens, head_dim]`. Keys come as a model caches them, after RoPE. All arithmetic is f32; f16
+//! and bf16 are storage formats. Bad input is an [`Error`] that names what was wanted and what was had; nothing panics on it.
+//!
+//! Recording into an encoder never waits, submits or polls, and an error means that nothing was recorded. What must wait is
+//! `async`; native programs also find `*_blocking`.
 
 #![cfg_attr(
     test,
@@ -29,3 +44,8 @@ pub use tensor::{DType, Shape, Strides, Tensor, TensorView};
 pub use gpu::{Gpu, KvView};
 #[cfg(feature = "gpu")]
 pub use wgpu;
+
+/// The README's examples, compiled with the documentation's own.
+#[cfg(all(doctest, feature = "gpu"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
