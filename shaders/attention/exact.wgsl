@@ -13,7 +13,7 @@ struct Params {
 @group(0) @binding(1) var<storage, read> queries: array<u32>;
 @group(0) @binding(2) var<storage, read> keys: array<Word>;
 @group(0) @binding(3) var<storage, read> values: array<Word>;
-@group(0) @binding(4) var<storage, read> lengths: array<u32>;
+@group(0) @binding(4) var<storage, read> spans: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> partials: array<f32>;
 
 const PAIRS: u32 = (HEAD_DIM + 1u) / 2u;

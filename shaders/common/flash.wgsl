@@ -6,7 +6,8 @@
 //   is_masked(kv_head, token)              a key or value row that must not be seen
 //   value_scale(kv_head, token)            factor on a value row
 //   four_values(kv_head, token, four)      channels 4 * four .. of a value row, before that factor
-// What each split finds goes to `partials` and is combined by combine.wgsl.
+// and the bindings `spans`, one vec4 a sequence: its length, and the first and one past the last of its tokens that this pass
+// may see; and `partials`, where each split leaves what it found for combine.wgsl.
 
 struct Attention {
     // Queries of a sequence and head, query heads, query heads that share a KV head, and all query rows.
@@ -71,9 +72,9 @@ fn visible(length: u32, query_index: u32) -> vec2<u32> {
     return vec2<u32>(min(start, end), end);
 }
 
-// What of it stands in this store, as tokens of the store.
-fn visible_here(length: u32, query_index: u32) -> vec2<u32> {
-    let seen = visible(length, query_index);
+// What of it this pass may see, as tokens of the store.
+fn visible_here(span: vec4<u32>, query_index: u32) -> vec2<u32> {
+    let seen = clamp(visible(span.x, query_index), span.yy, span.zz);
     let start = params.attention.start;
     return min(max(seen, vec2<u32>(start)) - start, vec2<u32>(params.attention.tokens));
 }
@@ -106,7 +107,7 @@ fn flash_attend(index: u32, lane: u32) {
     let query_heads = params.attention.query_heads;
     let batch = head / query_heads;
     let kv_head = batch * params.attention.kv_heads + (head % query_heads) / params.attention.group;
-    let seen = visible_here(lengths[batch], query_row % params.attention.queries);
+    let seen = visible_here(spans[batch], query_row % params.attention.queries);
     let first = (index % params.attention.splits) * params.attention.split;
     let last = min(seen.y, first + params.attention.split);
     let sees = query_is_finite(query_row);

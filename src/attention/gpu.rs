@@ -41,7 +41,8 @@ pub(crate) struct AttentionParams {
 /// One attention call over one store: its sizes, its splits, and where their partial results go.
 pub(crate) struct Pass {
     pub(crate) params: AttentionParams,
-    pub(crate) lengths: wgpu::Buffer,
+    /// Length, first and end of each sequence: what the pass may see.
+    pub(crate) spans: wgpu::Buffer,
     pub(crate) partials: wgpu::Buffer,
     /// Workgroups of the store's dispatch; none where it has no tokens, and then the partial sums are the zeros that a new
     /// buffer holds.
@@ -58,7 +59,8 @@ impl Pass {
         options: &AttendOptions,
     ) -> Result<Self> {
         options.validate()?;
-        let lengths: Vec<u32> = g.lengths(lengths)?.into_iter().map(|length| length as u32).collect();
+        let spans: Vec<[u32; 4]> =
+            g.lengths(lengths)?.into_iter().map(|length| [length as u32, 0, length as u32, 0]).collect();
         let rows = g.batch * g.query_heads * g.queries;
         let tiles = g.tokens.div_ceil(WORKGROUP).max(1);
         let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
@@ -85,7 +87,7 @@ impl Pass {
         };
         Ok(Self {
             params,
-            lengths: gpu.upload("lengths", bytemuck::cast_slice(&lengths))?,
+            spans: gpu.upload("spans", bytemuck::cast_slice(&spans))?,
             partials: gpu.storage("partials", bytes as u64)?,
             workgroups: if g.tokens == 0 { 0 } else { (rows * splits) as u64 },
         })
@@ -253,7 +255,7 @@ impl Ops {
                 (&query).into(),
                 (&key).into(),
                 (&value).into(),
-                Window::whole(&pass.lengths),
+                Window::whole(&pass.spans),
                 Window::whole(&pass.partials),
             ],
             workgroups: pass.workgroups,

@@ -259,7 +259,7 @@ impl Ops {
                 Window::whole(&key.scales),
                 Window::whole(&value.words),
                 Window::whole(&value.scales),
-                Window::whole(&pass.lengths),
+                Window::whole(&pass.spans),
                 Window::whole(&pass.partials),
             ],
             workgroups: pass.workgroups,
