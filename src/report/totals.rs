@@ -68,12 +68,12 @@ pub(super) fn verdict(
     if totals.merged > 0 {
         return None;
     }
-    let cause = if totals.planned_pairs == 0 {
+    let cause = if totals.bytes.bytes_before == 0 {
+        "the capture holds no tokens".to_owned()
+    } else if totals.planned_pairs == 0 {
         format!("the plan pairs none of the {}", counted(layers as u64, "layer"))
     } else if totals.skipped_pairs == totals.planned_pairs {
         format!("the {} of the plan cannot be folded", counted(totals.planned_pairs as u64, "pair"))
-    } else if totals.rows == 0 {
-        "the capture holds no tokens".to_owned()
     } else {
         all_raw(pairs, options)
     };
