@@ -53,8 +53,7 @@ mod tests {
         let shape = Shape::new(3, 2, 4, 1).unwrap();
         let numbers: Vec<f32> = (0..24u8).map(f32::from).collect();
         let tensor = Tensor::from_f32(&numbers, DType::F32, shape).unwrap();
-        let mut info = CaptureInfo::default();
-        info.lengths = lengths;
+        let info = CaptureInfo { lengths, ..CaptureInfo::default() };
         Capture::new(vec![Layer::new(tensor.clone(), tensor)], info).unwrap()
     }
 

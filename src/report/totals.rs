@@ -16,7 +16,7 @@ pub(super) fn plan(layers: usize, start_frac: f64) -> Result<Vec<bool>> {
 impl Pair {
     /// The figures, unless the pair was skipped.
     #[must_use]
-    pub const fn folded(&self) -> Option<&PairFigures> {
+    pub fn folded(&self) -> Option<&PairFigures> {
         match self {
             Self::Folded(figures) => Some(figures),
             Self::Skipped(_) => None,
@@ -25,7 +25,7 @@ impl Pair {
 
     /// Whether the plan behind the totals pairs these two layers.
     #[must_use]
-    pub const fn planned(&self) -> bool {
+    pub fn planned(&self) -> bool {
         match self {
             Self::Folded(figures) => figures.planned,
             Self::Skipped(pair) => pair.planned,

@@ -49,7 +49,7 @@ pub struct CaptureShape {
 #[serde(untagged)]
 pub enum Pair {
     /// Both keys and values were folded.
-    Folded(PairFigures),
+    Folded(Box<PairFigures>),
     /// The layers are no pair.
     Skipped(SkippedPair),
 }

@@ -106,13 +106,14 @@ impl<'a> Work<'a> {
         let figures = |folds: &[SpanFold], both: Both<'_>| {
             pair::figures(folds, &self.spans, both, self.options.threshold())
         };
-        Ok(Pair::Folded(PairFigures {
+        let figures = PairFigures {
             lower: lower.index,
             upper: upper.index,
             planned,
             keys: figures(&folded_keys, keys)?,
             values: figures(&folded_values, values)?,
-        }))
+        };
+        Ok(Pair::Folded(Box::new(figures)))
     }
 
     /// Sketches a layer.

@@ -1,5 +1,10 @@
 //! The `kvfold` command line: which adapters there are, and what folding a capture saves and costs.
 
+#![cfg_attr(
+    test,
+    allow(clippy::unwrap_used, clippy::panic, reason = "a test that panics is a test that fails")
+)]
+
 mod adapters;
 mod arguments;
 mod engine;

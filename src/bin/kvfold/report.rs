@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<String> {
 
 /// A bar on a terminal. Where JSON goes to a pipe, another program has the terminal.
 fn bar(json: bool) -> ProgressBar {
-    let shown = std::io::stderr().is_terminal() && !(json && !std::io::stdout().is_terminal());
+    let shown = std::io::stderr().is_terminal() && (!json || std::io::stdout().is_terminal());
     let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} pairs and layers, {elapsed}");
     let bar = ProgressBar::with_draw_target(Some(0), target);
