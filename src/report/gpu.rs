@@ -106,7 +106,8 @@ impl Kernels {
             decided.push((call.layout, call.decision, found, totals));
         }
         let folding = self.gpu.submit(|encoder| {
-            let fold = |(layout, decision, found, totals)| self.merge(encoder, layout, &decision, found, totals);
+            let fold =
+                |(layout, decision, found, totals)| self.merge(encoder, layout, &decision, found, totals);
             decided.into_iter().map(fold).collect::<Result<Vec<_>>>()
         })?;
         let mut keys = Vec::with_capacity(folding.len());

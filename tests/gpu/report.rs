@@ -94,9 +94,10 @@ fn made(dtype: DType, batch: usize, dims: [usize; 2]) -> Capture {
     let rows = |seed, dim| {
         let shape = Shape::new(batch, 2, 70, dim).unwrap();
         pair(seed, shape, dtype).map(|tensor| {
-            // Captures refuse what is not finite, and here f16 would overflow.
-            let finite = |x: &f32| if x.is_finite() { *x } else { 1.0 };
-            let numbers: Vec<f32> = tensor.view().to_f32().iter().map(finite).collect();
+            // Captures refuse what is not finite. Beyond f16's range Compat overflows, to infinity or to the largest number
+            // as the adapter has it, so that an error is null on one engine and huge on the other.
+            let within = |x: &f32| if x.abs() <= 65504.0 { *x } else { 1.0 };
+            let numbers: Vec<f32> = tensor.view().to_f32().iter().map(within).collect();
             Tensor::from_f32(&numbers, dtype, shape).unwrap()
         })
     };
