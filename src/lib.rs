@@ -32,8 +32,10 @@ mod container;
 pub mod error;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+pub mod metrics;
 pub mod minicache;
 pub mod qjl;
+pub mod report;
 pub mod tensor;
 
 pub use capture::Capture;

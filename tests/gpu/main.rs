@@ -18,6 +18,7 @@ mod device;
 mod golden;
 mod minicache;
 mod qjl;
+mod report;
 mod rows;
 
 use std::process::ExitCode;
@@ -63,7 +64,7 @@ fn open(profile: &Profile) -> kvfold::Result<Gpu> {
 }
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, attention::TESTS, minicache::TESTS, qjl::TESTS, golden::TESTS].concat()
+    [device::TESTS, attention::TESTS, minicache::TESTS, qjl::TESTS, report::TESTS, golden::TESTS].concat()
 }
 
 fn main() -> ExitCode {

@@ -2,7 +2,7 @@
 
 use super::super::Row;
 use super::super::config::{Cause, Counts};
-use super::super::folded::{Folded, Layout, Totals};
+use super::super::folded::{Folded, Layout, Page, Totals};
 use super::TOTALS_AT;
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, KvView, ReadBack, words};
@@ -68,6 +68,21 @@ impl Decision {
     #[must_use]
     pub fn rows(&self) -> &Rows {
         &self.rows
+    }
+
+    /// Schedules the read-back of the page table, which says which rows stay raw.
+    ///
+    /// # Errors
+    /// As [`ReadBack::schedule`].
+    pub fn read_back_pages(&self, encoder: &mut wgpu::CommandEncoder) -> Result<ReadBack> {
+        ReadBack::schedule(&self.rows.gpu, encoder, &self.pages)
+    }
+
+    /// The page table in a read-back's bytes.
+    #[must_use]
+    pub fn parse_pages(bytes: &[u8]) -> Vec<Page> {
+        let page = |&[slots, side, retained]: &[u32; 3]| Page { slots, side, retained };
+        words(bytes).as_chunks::<3>().0.iter().map(page).collect()
     }
 
     /// The totals, once the submit that carries the decision has run. They come once.

@@ -1,2 +1,0 @@
-//! The `kvfold` command line.
-fn main() {}

@@ -1,0 +1,55 @@
+//! `kvfold report`.
+
+mod tables;
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvfold::report::{Progress, report_blocking};
+use kvfold::{Capture, Result};
+
+use crate::arguments::ReportArguments;
+use crate::engine;
+use crate::text;
+
+/// The capture that a report without a file measures: SmolLM2-135M-Instruct on 128 tokens of prose.
+static SAMPLE: &[u8] = include_bytes!("../../../web/samples/smollm2_prose_s128.safetensors");
+
+/// Measures a capture and gives what is to be printed.
+pub(crate) fn run(arguments: &ReportArguments) -> Result<String> {
+    let options = arguments.options();
+    let capture = match &arguments.file {
+        Some(path) => Capture::open(path)?,
+        None => Capture::from_bytes(SAMPLE)?,
+    };
+    let choice = engine::choose(&arguments.engine)?;
+    let start = Instant::now();
+    let bar = bar(arguments.json);
+    let mut progress = |Progress { done, of, .. }: Progress| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        true
+    };
+    let report = report_blocking(&capture, &options, &choice.engine, &mut progress);
+    bar.finish_and_clear();
+    let report = report?;
+    if arguments.json {
+        return Ok(text::json(&report));
+    }
+    let source = arguments.file.as_deref().map_or_else(|| "the bundled sample".into(), Path::to_string_lossy);
+    Ok(tables::report(&report, &source, choice.note.as_deref(), start.elapsed()))
+}
+
+/// A bar on a terminal. Where JSON goes to a pipe, another program has the terminal.
+fn bar(json: bool) -> ProgressBar {
+    let shown = std::io::stderr().is_terminal() && (!json || std::io::stdout().is_terminal());
+    let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} pairs and layers, {elapsed}");
+    let bar = ProgressBar::with_draw_target(Some(0), target);
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,135 @@
+//! A report in the making: which engine is asked for what.
+
+use std::collections::BTreeMap;
+
+#[cfg(feature = "gpu")]
+use super::gpu;
+use super::layer::{self, LayerSketch, Queries};
+use super::pair::{self, Both, SpanFold};
+use super::span::Span;
+use super::types::{LayerFigures, Pair, PairFigures, SkippedPair};
+use super::{Engine, ReportOptions, cpu};
+use crate::capture::{Capture, Layer};
+use crate::error::Result;
+use crate::qjl::Projection;
+use crate::tensor::Tensor;
+
+/// A layer of the capture, with its index and its keys.
+#[derive(Clone, Copy)]
+pub(super) struct At<'a> {
+    pub(super) index: usize,
+    pub(super) layer: &'a Layer,
+    pub(super) keys: &'a Tensor,
+}
+
+/// The engine at work.
+enum Device {
+    Cpu,
+    #[cfg(feature = "gpu")]
+    Gpu(gpu::Kernels),
+}
+
+impl Device {
+    async fn fold(
+        &mut self,
+        lower: At<'_>,
+        upper: At<'_>,
+        spans: &[Span],
+        options: &ReportOptions,
+    ) -> Result<[Vec<SpanFold>; 2]> {
+        match self {
+            Self::Cpu => {
+                let fold = |both: Both<'_>| cpu::fold(both, spans, &options.merge);
+                Ok([fold([lower.keys, upper.keys])?, fold([&lower.layer.values, &upper.layer.values])?])
+            }
+            #[cfg(feature = "gpu")]
+            Self::Gpu(kernels) => kernels.fold(lower, upper, spans, &options.merge).await,
+        }
+    }
+
+    async fn sketch(
+        &mut self,
+        at: At<'_>,
+        queries: &Queries<'_>,
+        projection: &Projection,
+        options: &ReportOptions,
+    ) -> Result<LayerSketch> {
+        match self {
+            Self::Cpu => cpu::sketch(queries, &at.layer.values, projection, options.key_scale),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(kernels) => kernels.sketch(at, queries, projection, options.key_scale).await,
+        }
+    }
+}
+
+/// A report in the making.
+pub(super) struct Work<'a> {
+    capture: &'a Capture,
+    options: &'a ReportOptions,
+    spans: Vec<Span>,
+    /// By the keys' dimension.
+    projections: BTreeMap<usize, Projection>,
+    device: Device,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(capture: &'a Capture, options: &'a ReportOptions, engine: &Engine) -> Self {
+        let device = match engine {
+            Engine::Cpu => Device::Cpu,
+            #[cfg(feature = "gpu")]
+            Engine::Gpu(gpu) => Device::Gpu(gpu::Kernels::new(gpu)),
+        };
+        Self { capture, options, spans: Span::of(capture), projections: BTreeMap::new(), device }
+    }
+
+    /// All layers with their keys, which must be those after RoPE.
+    pub(super) fn layers(&self) -> Result<Vec<At<'a>>> {
+        let capture = self.capture;
+        let at = |(index, layer)| Ok(At { index, layer, keys: capture.keys(index)? });
+        capture.layers.iter().enumerate().map(at).collect()
+    }
+
+    /// Bytes of the projections that layers were sketched with.
+    pub(super) fn projection_bytes(&self) -> u64 {
+        self.projections.values().map(|projection| projection.bytes() as u64).sum()
+    }
+
+    /// Folds two neighbouring layers.
+    pub(super) async fn pair(&mut self, lower: At<'a>, upper: At<'a>, planned: bool) -> Result<Pair> {
+        let keys = [lower.keys, upper.keys];
+        let values = [&lower.layer.values, &upper.layer.values];
+        if let Some(skipped) = pair::mismatch(keys, values) {
+            let (lower, upper) = (lower.index, upper.index);
+            return Ok(Pair::Skipped(SkippedPair { lower, upper, planned, skipped }));
+        }
+        let [folded_keys, folded_values] = self.device.fold(lower, upper, &self.spans, self.options).await?;
+        let figures = |folds: &[SpanFold], both: Both<'_>| {
+            pair::figures(folds, &self.spans, both, self.options.threshold())
+        };
+        let figures = PairFigures {
+            lower: lower.index,
+            upper: upper.index,
+            planned,
+            keys: figures(&folded_keys, keys)?,
+            values: figures(&folded_values, values)?,
+        };
+        Ok(Pair::Folded(Box::new(figures)))
+    }
+
+    /// Sketches a layer.
+    pub(super) async fn layer(&mut self, at: At<'a>) -> Result<LayerFigures> {
+        let key_dim = at.keys.shape().dim;
+        if !self.projections.contains_key(&key_dim) {
+            self.projections.insert(key_dim, self.options.draw(key_dim)?);
+        }
+        let tokens = (0..self.capture.batch()).map(|sequence| self.capture.length(sequence)).sum();
+        let sketch_dim = self.options.sketch_dim.unwrap_or(key_dim);
+        let mut figures = layer::sizes(at.index, at.layer, at.keys, sketch_dim, tokens);
+        let queries = Queries::of(self.capture, at.index, at.keys);
+        if let (Some(queries), Some(projection)) = (queries, self.projections.get(&key_dim)) {
+            let sketch = self.device.sketch(at, &queries, projection, self.options).await?;
+            layer::measure(&queries, &at.layer.values, &sketch, &mut figures)?;
+        }
+        Ok(figures)
+    }
+}
