@@ -78,7 +78,7 @@ fn value_pair(start: u32, channel: u32) -> vec2<f32> {
 }
 
 // A number of the key that is not finite makes the score not finite, whatever the query: such a score is masked.
-fn tile_score(query_row: u32, kv_head: u32, token: u32, lane: u32) -> f32 {
+fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) -> f32 {
     let start = row_start(params.key, kv_head, token);
     var sum = 0.0;
     for (var pair = 0u; pair < PAIRS; pair++) {

@@ -2,7 +2,8 @@
 // tokens (flash-decoding). The kernel declares `attention: Attention` in its params, and
 //   load_query(query_row, lane)            once, before the first tile
 //   query_is_finite(query_row)             whether the query may see anything
-//   tile_score(query_row, kv_head, token, lane)  <query, key>, the token clamped to the store; may hold barriers
+//   tile_score(query_row, kv_head, tile, token, lane)  <query, key>, `tile` the first token, `token` this lane's, clamped
+//                                          to the store; may hold barriers
 //   is_masked(kv_head, token)              a key or value row that must not be seen
 //   value_scale(kv_head, token)            factor on a value row
 //   four_values(kv_head, token, four)      channels 4 * four .. of a value row, before that factor
@@ -122,7 +123,7 @@ fn flash_attend(index: u32, lane: u32) {
     for (var tile = first + skipped; tile < last; tile += WORKGROUP) {
         workgroupBarrier();
         let token = min(tile + lane, params.attention.tokens - 1u);
-        let score = tile_score(query_row, kv_head, token, lane);
+        let score = tile_score(query_row, kv_head, tile, token, lane);
         var x = LOWEST;
         if (sees && tile + lane >= seen.x && tile + lane < last && !is_masked(kv_head, token)) {
             x = logit(score);

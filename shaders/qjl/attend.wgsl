@@ -32,7 +32,7 @@ fn value_scale_bits(row: u32) -> u32 {
     return half_at(value_scales[row / 2u], row);
 }
 
-fn tile_score(query_row: u32, kv_head: u32, token: u32, lane: u32) -> f32 {
+fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) -> f32 {
     let row = kv_head * params.attention.tokens + token;
     var sum = 0.0;
     for (var chunk = 0u; chunk < CHUNKS; chunk++) {

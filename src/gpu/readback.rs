@@ -60,6 +60,7 @@ impl ReadBack {
         Ok(Self { gpu: gpu.clone(), what, staging: Some(staging), state })
     }
 
+    #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn is_done(&self) -> bool {
         lock(&self.state).done.is_some()
     }
