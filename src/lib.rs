@@ -19,6 +19,7 @@ pub mod error;
 pub mod gpu;
 pub mod minicache;
 pub mod qjl;
+pub mod rope;
 pub mod tensor;
 
 pub use capture::Capture;
