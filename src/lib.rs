@@ -36,6 +36,7 @@ pub mod metrics;
 pub mod minicache;
 pub mod qjl;
 pub mod report;
+pub mod rope;
 pub mod tensor;
 
 pub use capture::Capture;

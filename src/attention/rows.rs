@@ -21,6 +21,11 @@ pub(crate) trait Rows {
 
     /// Reads a row and says its weight; `None` is a row that must not be seen, whose numbers are then zeros.
     fn read(&self, batch: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32>;
+
+    /// The score of a key row that [`Rows::read`] gave with this weight, for a query row of the same width.
+    fn score(&self, query: &[f32], row: &[f32], weight: f32) -> f32 {
+        weight * dot(query, row)
+    }
 }
 
 impl Rows for TensorView<'_> {
@@ -94,7 +99,7 @@ pub(crate) fn score_rows(g: Geometry, queries: &impl Rows, keys: &impl Rows) -> 
             tile.load(keys, batch, head, tokens.clone());
             for (query, scores) in rows.chunks_exact(tile.width).zip(scores.chunks_exact_mut(g.tokens)) {
                 for (i, score) in scores[tokens.clone()].iter_mut().enumerate() {
-                    *score = tile.weights[i].map_or(0.0, |weight| weight * dot(query, tile.row(i)));
+                    *score = tile.weights[i].map_or(0.0, |weight| keys.score(query, tile.row(i), weight));
                 }
             }
         }
@@ -117,15 +122,15 @@ struct KvTile {
 }
 
 impl Online {
-    /// Takes the tokens of one tile: `out` and `sum` are rescaled to the new maximum, then the tile is added.
-    fn take(&mut self, tile: &KvTile, query: &[f32], logit: impl Fn(f32) -> f32, out: &mut [f32]) {
+    /// Takes the tokens of one tile, `logit` of a key row and its weight: `out` and `sum` are rescaled to the new maximum, then the tile is added.
+    fn take(&mut self, tile: &KvTile, logit: impl Fn(&[f32], f32) -> f32, out: &mut [f32]) {
         let inside = |token: usize| token.saturating_sub(tile.start).min(tile.keys.weights.len());
         let span = inside(self.seen.start)..inside(self.seen.end);
         let mut logits = [LOWEST; TILE];
         let mut tile_max = LOWEST;
         for i in span.clone() {
             if let (Some(weight), Some(_)) = (tile.keys.weights[i], tile.values.weights[i]) {
-                logits[i] = logit(weight * dot(query, tile.keys.row(i)));
+                logits[i] = logit(tile.keys.row(i), weight);
                 tile_max = tile_max.max(logits[i]);
             }
         }
@@ -181,7 +186,8 @@ pub(crate) fn attend_rows(
             let each =
                 states.iter_mut().zip(rows.chunks_exact(keys.width())).zip(out.chunks_exact_mut(value_dim));
             for ((state, query), out) in each {
-                state.take(&tile, query, |score| options.logit(scale, score), out);
+                let logit = |row: &[f32], weight| options.logit(scale, keys.score(query, row, weight));
+                state.take(&tile, logit, out);
             }
         }
         for (state, out) in states.iter().zip(out.chunks_exact_mut(value_dim)).filter(|(s, _)| s.sum > 0.0) {

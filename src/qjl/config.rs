@@ -92,7 +92,12 @@ impl FromStr for KeyScale {
     }
 }
 
-fn by_name<T: Copy>(what: &'static str, all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Result<T> {
+pub(super) fn by_name<T: Copy>(
+    what: &'static str,
+    all: &[T],
+    name_of: fn(T) -> &'static str,
+    name: &str,
+) -> Result<T> {
     all.iter().copied().find(|&item| name_of(item) == name).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|&item| name_of(item)).collect();
         Error::range(what, format!("one of {}", names.join(", ")), name)

@@ -10,6 +10,7 @@ mod config;
 pub mod cpu;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+pub mod planes;
 mod projection;
 pub mod reference;
 

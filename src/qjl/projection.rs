@@ -46,12 +46,15 @@ impl Projection {
     /// or `kind` is [`ProjectionKind::Loaded`], which needs [`Projection::from_matrix`].
     pub fn new(kind: ProjectionKind, head_dim: usize, sketch_dim: usize, seed: u64) -> Result<Self> {
         check_dims(head_dim, sketch_dim)?;
-        let mut draws = Draws::new(seed);
+        let mut draws = Draws::new(seed, b"kvfold qjl projection");
         let store = match kind {
             ProjectionKind::Gaussian => {
                 Store::Matrix((0..sketch_dim * head_dim).map(|_| draws.gaussian() as f32).collect())
             }
-            ProjectionKind::Orthogonal => Store::Matrix(orthogonal(&mut draws, head_dim, sketch_dim)),
+            ProjectionKind::Orthogonal => {
+                let length = (head_dim as f64).sqrt();
+                Store::Matrix(orthogonal(&mut draws, head_dim, sketch_dim, length))
+            }
             ProjectionKind::Hadamard if head_dim.is_power_of_two() => {
                 Store::Signs(draws.signs(sketch_dim.div_ceil(head_dim) * HADAMARD_ROUNDS, head_dim))
             }
@@ -207,7 +210,7 @@ fn check_dims(head_dim: usize, sketch_dim: usize) -> Result<()> {
 }
 
 /// Negates the numbers whose bit is set.
-fn flip(numbers: &mut [f32], bits: &[u32]) {
+pub(super) fn flip(numbers: &mut [f32], bits: &[u32]) {
     for (numbers, word) in numbers.chunks_mut(32).zip(bits) {
         for (j, x) in numbers.iter_mut().enumerate() {
             *x = f32::from_bits(x.to_bits() ^ ((word >> j & 1) << 31));
@@ -216,7 +219,7 @@ fn flip(numbers: &mut [f32], bits: &[u32]) {
 }
 
 /// The unnormalised Walsh-Hadamard transform in place; a power of two of numbers.
-fn walsh_hadamard(numbers: &mut [f32]) {
+pub(super) fn walsh_hadamard(numbers: &mut [f32]) {
     let mut distance = 1;
     while distance < numbers.len() {
         for pair in numbers.chunks_exact_mut(2 * distance) {
@@ -238,10 +241,10 @@ fn sphere_factor(dim: usize) -> f64 {
     ratio / (dim as f64).sqrt()
 }
 
-/// Rows of Haar-random orthogonal matrices, `dim` to a block, of norm `sqrt(dim)`; a partial last block has the first
+/// Rows of Haar-random orthogonal matrices, `dim` to a block, of norm `length`; a partial last block has the first
 /// rows of its matrix. Gram-Schmidt on Gaussian rows, with the norms taken positive, gives exactly Haar's measure;
 /// it runs twice over each row, which keeps rows orthogonal to rounding.
-fn orthogonal(draws: &mut Draws, dim: usize, rows: usize) -> Vec<f32> {
+pub(super) fn orthogonal(draws: &mut Draws, dim: usize, rows: usize, length: f64) -> Vec<f32> {
     let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
     let mut matrix = Vec::with_capacity(rows * dim);
     let mut block: Vec<Vec<f64>> = Vec::with_capacity(dim);
@@ -261,24 +264,24 @@ fn orthogonal(draws: &mut Draws, dim: usize, rows: usize) -> Vec<f32> {
             continue;
         }
         row.iter_mut().for_each(|x| *x /= left);
-        let length = (dim as f64).sqrt();
         matrix.extend(row.iter().map(|x| (x * length) as f32));
         block.push(row);
     }
     matrix
 }
 
-/// The seed's stream of random numbers.
-struct Draws {
+/// A seed's stream of random numbers.
+pub(super) struct Draws {
     stream: ChaCha20Rng,
     /// The second number of a Box-Muller pair.
     spare: Option<f64>,
 }
 
 impl Draws {
-    fn new(seed: u64) -> Self {
+    /// ChaCha20 keyed with the seed's eight little-endian bytes followed by `label`, 24 bytes at most.
+    pub(super) fn new(seed: u64, label: &[u8]) -> Self {
         let mut key = [0; 32];
-        let text = seed.to_le_bytes().into_iter().chain(*b"kvfold qjl projection");
+        let text = seed.to_le_bytes().into_iter().chain(label.iter().copied());
         key.iter_mut().zip(text).for_each(|(k, b)| *k = b);
         Self { stream: ChaCha20Rng::from_seed(key), spare: None }
     }
@@ -297,7 +300,7 @@ impl Draws {
     }
 
     /// `rows` of `bits` random bits, each on fresh words with unused bits 0.
-    fn signs(&mut self, rows: usize, bits: usize) -> Vec<u32> {
+    pub(super) fn signs(&mut self, rows: usize, bits: usize) -> Vec<u32> {
         let words = bits.div_ceil(32);
         let last = u32::MAX >> (words * 32 - bits);
         let mask = |word| if word % words == words - 1 { last } else { u32::MAX };

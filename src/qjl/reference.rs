@@ -150,14 +150,14 @@ pub fn exact(
 }
 
 /// A row in f64; `None` when it holds a non-finite number.
-fn row(tensor: &TensorView<'_>, b: usize, h: usize, t: usize) -> Option<Vec<f64>> {
+pub(super) fn row(tensor: &TensorView<'_>, b: usize, h: usize, t: usize) -> Option<Vec<f64>> {
     let mut row = vec![0.0; tensor.shape().dim];
     tensor.read_row(b, h, t, &mut row);
     row.iter().all(|x| x.is_finite()).then(|| row.iter().map(|&x| f64::from(x)).collect())
 }
 
 /// Scale, soft cap, mask, softmax and weighted sum, straight from the definitions; `value` is `None` for masked rows.
-fn softmax(
+pub(super) fn softmax(
     g: Geometry,
     queries: &TensorView<'_>,
     scores: &[f64],

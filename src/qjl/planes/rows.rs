@@ -1,0 +1,281 @@
+//! Queries, coded keys and coded values as the rows that scoring and attending loop over.
+
+#![allow(clippy::indexing_slicing, reason = "shapes are checked on entry; the loops stay inside them")]
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::cpu::{gather, read_codes, rotation, spans, token_angles, top_code};
+use super::{Centring, Codec, PlaneCodes, Tables};
+use crate::attention::{Rows, dot};
+use crate::rope::Rope;
+use crate::tensor::{Shape, TensorView};
+
+/// The means of keys at their positions.
+pub(super) struct Centres<'a> {
+    codec: &'a Codec,
+    shape: Shape,
+    tables: &'a Tables,
+    means: &'a [f16],
+    /// `[batch, tokens, pairs]`; empty where the mean does not turn.
+    angles: Vec<[f32; 2]>,
+}
+
+impl<'a> Centres<'a> {
+    pub(super) fn new(
+        codec: &'a Codec,
+        shape: Shape,
+        positions: &[u32],
+        means: &'a [f16],
+        tables: &'a Tables,
+    ) -> Self {
+        let angles = codec.mean_rope().map_or_else(Vec::new, |rope| token_angles(rope, positions));
+        Self { codec, shape, tables, means, angles }
+    }
+
+    fn angles(&self, b: usize, t: usize) -> &[[f32; 2]] {
+        let pairs = self.codec.mean_rope().map_or(0, |rope| rope.inv_freq().len());
+        let start = (b * self.shape.tokens + t) * pairs;
+        &self.angles[start..start + pairs]
+    }
+
+    /// The mean that a key was coded against.
+    pub(super) fn read(&self, b: usize, h: usize, t: usize, mean: &mut [f32]) {
+        match self.codec.options().centring {
+            Centring::None => mean.fill(0.0),
+            Centring::BlockMean(_) => self.read_block(b, h, t, mean),
+            Centring::PreRope => {
+                let mu = self.tables.head(b, h).mu;
+                mean.iter_mut().zip(mu).for_each(|(mean, mu)| *mean = mu.to_f32());
+                if let Some(rope) = self.codec.mean_rope() {
+                    rope.rotate(mean, self.angles(b, t));
+                }
+            }
+        }
+    }
+
+    /// The block mean of a token; zeros where there are none.
+    fn read_block(&self, b: usize, h: usize, t: usize, mean: &mut [f32]) {
+        let Some(block) = self.codec.block() else { return mean.fill(0.0) };
+        let blocks = self.shape.tokens.div_ceil(block);
+        let start = ((b * self.shape.heads + h) * blocks + t / block) * self.shape.dim;
+        mean.iter_mut().zip(&self.means[start..]).for_each(|(mean, m)| *mean = m.to_f32());
+    }
+}
+
+/// Where the parts of a query's row, and of the key's row that it meets, stand:
+///
+/// | | query | coded key | raw key |
+/// |---|---|---|---|
+/// | `plain` | `q` | block mean, or 0 | `k` |
+/// | `code` | `q'` | codes | 0 |
+/// | `scalar` | `sum q'` of each segment | `nu` of each segment | 0 |
+/// | `cos`, `sin` | `A`, `B` of each pair | cosine and sine of its angle | 0 |
+/// | `coded` | the mean's part of channels that do not turn | 1 | 0 |
+#[derive(Clone, Copy)]
+pub(super) struct Fields {
+    dim: usize,
+    segments: usize,
+    pairs: usize,
+}
+
+impl Fields {
+    pub(super) fn new(codec: &Codec) -> Self {
+        let pairs = codec.mean_rope().map_or(0, |rope| rope.inv_freq().len());
+        Self { dim: codec.keys().channels(), segments: codec.keys().segments().len(), pairs }
+    }
+
+    const fn plain(self) -> Range<usize> {
+        0..self.dim
+    }
+
+    const fn code(self) -> Range<usize> {
+        self.dim..2 * self.dim
+    }
+
+    const fn scalar(self, segment: usize) -> usize {
+        2 * self.dim + segment
+    }
+
+    const fn cos(self) -> usize {
+        2 * self.dim + self.segments
+    }
+
+    const fn sin(self) -> usize {
+        self.cos() + self.pairs
+    }
+
+    const fn coded(self) -> usize {
+        self.sin() + self.pairs
+    }
+
+    const fn width(self) -> usize {
+        self.coded() + 1
+    }
+}
+
+/// Queries as [`Fields`] has them.
+pub(super) struct PlaneQueries<'a> {
+    pub(super) codec: &'a Codec,
+    pub(super) queries: &'a TensorView<'a>,
+    pub(super) tables: &'a Tables,
+    /// Query heads that share one KV head.
+    pub(super) group: usize,
+    pub(super) fields: Fields,
+}
+
+impl PlaneQueries<'_> {
+    /// `A`, `B` and the constant of the mean's part.
+    fn mean_terms(&self, mu: &[f16], row: &mut [f32]) {
+        let f = self.fields;
+        let (q, terms) = row.split_at_mut(f.dim);
+        let (cos, sin, coded) = (f.cos() - f.dim, f.sin() - f.dim, f.coded() - f.dim);
+        let mu = |c: usize| mu[c].to_f32();
+        for (i, (a, b)) in self.codec.mean_rope().into_iter().flat_map(Rope::pairs).enumerate() {
+            terms[cos + i] = q[a] * mu(a) + q[b] * mu(b);
+            terms[sin + i] = q[b] * mu(a) - q[a] * mu(b);
+        }
+        let turned = self.codec.mean_rope().map_or(0, Rope::rotary_dim);
+        terms[coded] = (turned..f.dim).map(|c| q[c] * mu(c)).sum();
+    }
+}
+
+impl Rows for PlaneQueries<'_> {
+    fn width(&self) -> usize {
+        self.fields.width()
+    }
+
+    fn read(&self, b: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32> {
+        let f = self.fields;
+        row.fill(0.0);
+        self.queries.read(b, head, token, &mut row[f.plain()])?;
+        let tables = self.tables.head(b, head / self.group);
+        let weighed: Vec<f32> = row[f.plain()].iter().zip(tables.sigma).map(|(q, sigma)| q * sigma).collect();
+        gather(self.codec, tables.order, &weighed, &mut row[f.code()]);
+        for (s, (segment, channels)) in spans(self.codec.keys().segments()).enumerate() {
+            let Some(rotation) = rotation(self.codec, segment) else { continue };
+            let turned = &mut row[f.code()][channels];
+            rotation.apply(turned);
+            row[f.scalar(s)] = turned.iter().sum();
+        }
+        if self.codec.options().centring == Centring::PreRope {
+            self.mean_terms(tables.mu, row);
+        }
+        Some(1.0)
+    }
+}
+
+/// Rows of a sequence that stay raw.
+pub(super) struct Raw<'a> {
+    pub(super) codec: &'a Codec,
+    pub(super) rows: &'a TensorView<'a>,
+    /// One for each sequence.
+    pub(super) length: &'a [usize],
+}
+
+impl Raw<'_> {
+    fn holds(&self, b: usize, t: usize) -> bool {
+        self.codec.is_raw(t, self.length[b])
+    }
+}
+
+/// Keys as [`Fields`] has them.
+pub(super) struct PlaneKeys<'a> {
+    pub(super) codes: &'a PlaneCodes,
+    pub(super) centres: Centres<'a>,
+    pub(super) fields: Fields,
+    /// `None` where all keys are read from their codes.
+    pub(super) raw: Option<Raw<'a>>,
+}
+
+impl Rows for PlaneKeys<'_> {
+    fn width(&self) -> usize {
+        self.fields.width()
+    }
+
+    fn read(&self, b: usize, h: usize, t: usize, row: &mut [f32]) -> Option<f32> {
+        let f = self.fields;
+        row.fill(0.0);
+        if let Some(raw) = self.raw.as_ref().filter(|raw| raw.holds(b, t)) {
+            return raw.rows.read(b, h, t, &mut row[f.plain()]);
+        }
+        let (head, scalars) = row.split_at_mut(f.scalar(0));
+        if read_codes(self.codes, self.codes.shape.row(b, h, t), &mut head[f.code()], scalars).is_none() {
+            row.fill(0.0);
+            return None;
+        }
+        if self.centres.codec.block().is_some() {
+            self.centres.read_block(b, h, t, &mut row[f.plain()]);
+        }
+        for (i, &[cos, sin]) in self.centres.angles(b, t).iter().enumerate() {
+            (row[f.cos() + i], row[f.sin() + i]) = (cos, sin);
+        }
+        row[f.coded()] = 1.0;
+        Some(1.0)
+    }
+
+    /// `q . k` of a raw row; of a coded one `nu (2 <q', c> - (2^b - 1) sum q')` of each segment and the mean's part.
+    fn score(&self, query: &[f32], row: &[f32], _: f32) -> f32 {
+        let f = self.fields;
+        if row[f.coded()] == 0.0 {
+            return dot(&query[f.plain()], &row[f.plain()]);
+        }
+        let mut score = 0.0;
+        for (s, (segment, channels)) in spans(self.codes.layout.segments()).enumerate() {
+            if segment.planes > 0 {
+                let along = dot(&query[f.code()][channels.clone()], &row[f.code()][channels]);
+                let nu = row[f.scalar(s)];
+                score += nu * (2.0 * along - top_code(segment.planes) * query[f.scalar(s)]);
+            }
+        }
+        if self.centres.codec.block().is_some() {
+            score += dot(&query[f.plain()], &row[f.plain()]);
+        }
+        score + dot(&query[f.cos()..], &row[f.cos()..])
+    }
+}
+
+/// Values as `[raw, codes, 1]`: raw rows first, and rotated codes apart from them with the sum of their weights.
+pub(super) struct PlaneValues<'a> {
+    pub(super) codes: &'a PlaneCodes,
+    pub(super) raw: Raw<'a>,
+}
+
+impl PlaneValues<'_> {
+    /// Appends one query's output: `raw + R^T (2 codes - (2^b - 1) weights)`.
+    pub(super) fn finish(&self, codec: &Codec, parts: &[f32], out: &mut Vec<f32>) {
+        let dim = self.codes.shape.dim;
+        let (raw, codes, weights) = (&parts[..dim], &parts[dim..2 * dim], parts[2 * dim]);
+        for (segment, channels) in spans(self.codes.layout.segments()) {
+            let top = top_code(segment.planes);
+            let mut turned: Vec<f32> =
+                codes[channels.clone()].iter().map(|c| 2.0 * c - top * weights).collect();
+            if let Some(rotation) = rotation(codec, segment) {
+                rotation.apply_transposed(&mut turned);
+            }
+            out.extend(raw[channels].iter().zip(turned).map(|(raw, coded)| raw + coded));
+        }
+    }
+}
+
+impl Rows for PlaneValues<'_> {
+    fn width(&self) -> usize {
+        2 * self.codes.shape.dim + 1
+    }
+
+    fn read(&self, b: usize, h: usize, t: usize, row: &mut [f32]) -> Option<f32> {
+        let dim = self.codes.shape.dim;
+        row.fill(0.0);
+        if self.raw.holds(b, t) {
+            return self.raw.rows.read(b, h, t, &mut row[..dim]);
+        }
+        let mut nu = [0.0];
+        if read_codes(self.codes, self.codes.shape.row(b, h, t), &mut row[dim..2 * dim], &mut nu).is_none() {
+            row.fill(0.0);
+            return None;
+        }
+        row[2 * dim] = 1.0;
+        Some(nu[0])
+    }
+}
