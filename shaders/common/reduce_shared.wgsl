@@ -4,7 +4,7 @@
 var<workgroup> exchange: array<vec4<f32>, WORKGROUP>;
 
 fn lane_of(id: Invocation) -> u32 {
-    return id.local;
+    return id.local_index;
 }
 
 fn row_sum(value: vec4<f32>, lane: u32) -> vec4<f32> {

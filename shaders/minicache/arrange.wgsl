@@ -41,21 +41,21 @@ fn needs(page: u32) -> vec3<u32> {
 fn arrange(place: Place, id: Invocation) {
     var before = vec3<u32>();
     for (var first = 0u; first < params.pages; first += WORKGROUP) {
-        let page = first + id.local;
+        let page = first + id.local_index;
         let need = needs(page);
-        sums[id.local] = need;
+        sums[id.local_index] = need;
         workgroupBarrier();
         for (var offset = 1u; offset < WORKGROUP; offset <<= 1u) {
-            var sum = sums[id.local];
-            if (id.local >= offset) {
-                sum += sums[id.local - offset];
+            var sum = sums[id.local_index];
+            if (id.local_index >= offset) {
+                sum += sums[id.local_index - offset];
             }
             workgroupBarrier();
-            sums[id.local] = sum;
+            sums[id.local_index] = sum;
             workgroupBarrier();
         }
         if (page < params.pages) {
-            let start = before + sums[id.local] - need;
+            let start = before + sums[id.local_index] - need;
             let is_raw = need.z == 1u;
             pages[3u * page] = select(start.x, RAW, is_raw);
             pages[3u * page + 1u] = start.y;
@@ -64,7 +64,7 @@ fn arrange(place: Place, id: Invocation) {
         before += sums[WORKGROUP - 1u];
         workgroupBarrier();
     }
-    if (id.local == 0u) {
+    if (id.local_index == 0u) {
         totals[TOTALS_AT] = before.x;
         totals[TOTALS_AT + 1u] = before.y;
         totals[TOTALS_AT + 2u] = before.z;

@@ -136,7 +136,7 @@ fn store_slot(page: Page, row: u32, pair: u32, found: Row, lower_start: u32, upp
 
 @compute @workgroup_size(WORKGROUP)
 fn merge(place: Place, id: Invocation) {
-    let index = linear_workgroup(place) * WORKGROUP + id.local;
+    let index = linear_workgroup(place) * WORKGROUP + id.local_index;
     let pair = index % PAIRS;
     let row = (index / PAIRS) % PAGE;
     let page_index = index / PAIRS / PAGE;

@@ -55,5 +55,5 @@ fn row_bits(row: u32, channel: u32) -> u32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn restore(place: Place, id: Invocation) {
-    store_word(linear_workgroup(place) * WORKGROUP + id.local);
+    store_word(linear_workgroup(place) * WORKGROUP + id.local_index);
 }

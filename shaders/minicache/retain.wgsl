@@ -37,29 +37,29 @@ fn cause_of(row: Row, token: u32, index: u32, cut: vec2<u32>) -> u32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn retain(place: Place, id: Invocation) {
-    let page = linear_workgroup(place) * (WORKGROUP / PAGE) + id.local / PAGE;
+    let page = linear_workgroup(place) * (WORKGROUP / PAGE) + id.local_index / PAGE;
     let head = page / params.pages_per_head;
-    let token = (page % params.pages_per_head) * PAGE + id.local % PAGE;
-    if (id.local < WORKGROUP / PAGE) {
-        atomicStore(&bits[id.local], 0u);
+    let token = (page % params.pages_per_head) * PAGE + id.local_index % PAGE;
+    if (id.local_index < WORKGROUP / PAGE) {
+        atomicStore(&bits[id.local_index], 0u);
     }
-    if (id.local < CAUSES) {
-        atomicStore(&tally[id.local], 0u);
+    if (id.local_index < CAUSES) {
+        atomicStore(&tally[id.local_index], 0u);
     }
     workgroupBarrier();
     if (page < params.pages && token < params.tokens) {
         let index = (head % params.heads) * params.tokens + token;
         let cause = cause_of(rows[head * params.tokens + token], token, index, cuts[head / params.heads]);
         if (cause != MERGED) {
-            atomicOr(&bits[id.local / PAGE], 1u << (id.local % PAGE));
+            atomicOr(&bits[id.local_index / PAGE], 1u << (id.local_index % PAGE));
         }
         atomicAdd(&tally[cause], 1u);
     }
     workgroupBarrier();
-    if (page < params.pages && id.local % PAGE == 0u) {
-        bitmaps[page] = atomicLoad(&bits[id.local / PAGE]);
+    if (page < params.pages && id.local_index % PAGE == 0u) {
+        bitmaps[page] = atomicLoad(&bits[id.local_index / PAGE]);
     }
-    if (id.local < CAUSES) {
-        atomicAdd(&counts[id.local], atomicLoad(&tally[id.local]));
+    if (id.local_index < CAUSES) {
+        atomicAdd(&counts[id.local_index], atomicLoad(&tally[id.local_index]));
     }
 }

@@ -120,11 +120,11 @@ fn threshold(place: Place, id: Invocation) {
     let base = sequence * params.sequence_rows;
     var cut: vec2<u32>;
     if (FRACTION) {
-        cut = fraction_cut(base, id.local);
+        cut = fraction_cut(base, id.local_index);
     } else {
-        cut = range_cut(base, id.local);
+        cut = range_cut(base, id.local_index);
     }
-    if (id.local == 0u && sequence < arrayLength(&cuts)) {
+    if (id.local_index == 0u && sequence < arrayLength(&cuts)) {
         cuts[sequence] = cut;
     }
 }

@@ -23,14 +23,14 @@ struct Params {
 fn scores(place: Place, id: Invocation) {
     let index = linear_workgroup(place);
     let query_row = min(index / params.tiles, params.rows - 1u);
-    let token = (index % params.tiles) * WORKGROUP + id.local;
+    let token = (index % params.tiles) * WORKGROUP + id.local_index;
     let head = query_row / params.queries;
     let kv_head = (head / params.query_heads) * (params.query_heads / params.group)
         + (head % params.query_heads) / params.group;
     let key_row = kv_head * params.tokens + min(token, params.tokens - 1u);
     var sum = 0.0;
     for (var chunk = 0u; chunk < CHUNKS; chunk++) {
-        load_chunk(query_row, chunk, id.local);
+        load_chunk(query_row, chunk, id.local_index);
         workgroupBarrier();
         sum += chunk_dot(key_row, chunk);
         workgroupBarrier();
