@@ -2,10 +2,7 @@
 // that two scales share a word. Twin: qjl::cpu::quantize_values.
 
 struct Params {
-    rows: u32,
-    tokens: u32,
-    heads: u32,
-    place: vec4<u32>,
+    view: View,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -21,12 +18,6 @@ const MAX_CODE: f32 = 127.0;
 
 var<workgroup> stored: array<u32, ROWS>;
 
-fn row_start(row: u32) -> u32 {
-    let head = row / params.tokens;
-    return params.place.x + (head / params.heads) * params.place.y + (head % params.heads) * params.place.z
-        + (row % params.tokens) * params.place.w;
-}
-
 fn code(x: f32, scale: f32) -> u32 {
     return u32(i32(clamp(round(x / scale), -MAX_CODE, MAX_CODE))) & 0xffu;
 }
@@ -37,7 +28,7 @@ fn quantize_values(place: Place, id: Invocation) {
     let local_row = lane / LANES;
     let first = linear_workgroup(place) * ROWS;
     let row = first + local_row;
-    let start = row_start(min(row, params.rows - 1u));
+    let start = view_row(params.view, min(row, params.view.rows - 1u));
     var peaks = vec4<f32>();
     for (var channel = lane % LANES; channel < HEAD_DIM; channel += LANES) {
         let x = element(input[word_index(start + channel)], start + channel);
@@ -47,7 +38,7 @@ fn quantize_values(place: Place, id: Invocation) {
     peaks = row_max(peaks, lane);
     let finite = peaks.y == 0.0;
     if (lane % LANES == 0u) {
-        stored[local_row] = stored_scale(peaks.x / MAX_CODE, MIN_VALUE_SCALE, finite, peaks.x == 0.0, row < params.rows);
+        stored[local_row] = stored_scale(peaks.x / MAX_CODE, MIN_VALUE_SCALE, finite, peaks.x == 0.0, row < params.view.rows);
     }
     workgroupBarrier();
     let scale = unpack2x16float(stored[local_row]).x;
@@ -61,11 +52,11 @@ fn quantize_values(place: Place, id: Invocation) {
             }
         }
         let at = row * VALUE_WORDS + word;
-        if (row < params.rows && at < arrayLength(&words)) {
+        if (row < params.view.rows && at < arrayLength(&words)) {
             words[at] = bits;
         }
     }
-    if (lane < ROWS / 2u && first + 2u * lane < params.rows) {
+    if (lane < ROWS / 2u && first + 2u * lane < params.view.rows) {
         scales[first / 2u + lane] = stored[2u * lane] | (stored[2u * lane + 1u] << 16u);
     }
 }

@@ -1,13 +1,5 @@
 // Loading two rows of a host's tensor for projecting, and what they are.
 
-struct View {
-    rows: u32,
-    tokens: u32,
-    heads: u32,
-    // Offset of the first element, then batch, head and token strides.
-    place: vec4<u32>,
-}
-
 // Largest magnitude of each row, 1 in z and w where a row holds a non-finite number.
 struct RowPair {
     rows: vec2<u32>,
@@ -16,18 +8,11 @@ struct RowPair {
     peaks: vec2<f32>,
 }
 
-fn row_start(row: u32) -> u32 {
-    let view = params.view;
-    let head = row / view.tokens;
-    return view.place.x + (head / view.heads) * view.place.y + (head % view.heads) * view.place.z
-        + (row % view.tokens) * view.place.w;
-}
-
 // Fills `source` with both rows, zeros where a row is outside or not finite.
 fn load_row_pair(first: u32, lane: u32) -> RowPair {
     let rows = vec2<u32>(first, first + 1u);
     let last = vec2<u32>(params.view.rows - 1u);
-    let starts = vec2<u32>(row_start(min(rows.x, last.x)), row_start(min(rows.y, last.y)));
+    let starts = vec2<u32>(view_row(params.view, min(rows.x, last.x)), view_row(params.view, min(rows.y, last.y)));
     var peaks = vec4<f32>();
     for (var channel = lane; channel < HEAD_DIM; channel += WORKGROUP) {
         let at = starts + channel;

@@ -38,10 +38,17 @@ pub(crate) struct AttentionParams {
     padding: u32,
 }
 
-/// One attention call over one store: its sizes, its splits, and where their partial results go.
+/// What of each sequence a pass may see: its length, and the first and one past the last token.
+pub(crate) type Span = [u32; 4];
+
+/// The spans of whole sequences.
+pub(crate) fn whole(lengths: &[usize]) -> Vec<Span> {
+    lengths.iter().map(|&length| [length as u32, 0, length as u32, 0]).collect()
+}
+
+/// One pass of an attention call over one store: its sizes, its splits, and where their partial results go.
 pub(crate) struct Pass {
     pub(crate) params: AttentionParams,
-    /// Length, first and end of each sequence: what the pass may see.
     pub(crate) spans: wgpu::Buffer,
     pub(crate) partials: wgpu::Buffer,
     /// Workgroups of the store's dispatch; none where it has no tokens, and then the partial sums are the zeros that a new
@@ -50,23 +57,21 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Checks options and lengths and makes the buffers.
-    pub(crate) fn new(
+    /// The passes of one call, whose partial results stand in one buffer, in order. Checks the options.
+    pub(crate) fn all(
         gpu: &Gpu,
         g: Geometry,
         value_dim: usize,
-        lengths: Option<&[u32]>,
+        spans: &[Vec<Span>],
         options: &AttendOptions,
-    ) -> Result<Self> {
+    ) -> Result<Vec<Self>> {
         options.validate()?;
-        let spans: Vec<[u32; 4]> =
-            g.lengths(lengths)?.into_iter().map(|length| [length as u32, 0, length as u32, 0]).collect();
         let rows = g.batch * g.query_heads * g.queries;
         let tiles = g.tokens.div_ceil(WORKGROUP).max(1);
         let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
         let splits = tiles.div_ceil(tiles_per_split);
-        let stride = partial_stride(value_dim) as usize;
-        let bytes = checked_bytes("partial results", &[rows, splits, stride], 4)?;
+        let sizes = [rows, splits, spans.len(), partial_stride(value_dim) as usize];
+        let partials = gpu.storage("partials", checked_bytes("partial results", &sizes, 4)? as u64)?;
         let params = AttentionParams {
             queries: index32(g.queries)?,
             query_heads: index32(g.query_heads)?,
@@ -76,7 +81,7 @@ impl Pass {
             start: 0,
             splits: index32(splits)?,
             split: index32(tiles_per_split * WORKGROUP)?,
-            all_splits: index32(splits)?,
+            all_splits: index32(splits * spans.len())?,
             first_split: 0,
             causal: u32::from(options.causal),
             window: options.window.unwrap_or(u32::MAX),
@@ -85,24 +90,56 @@ impl Pass {
             kv_heads: index32(g.kv_heads)?,
             padding: 0,
         };
-        Ok(Self {
-            params,
-            spans: gpu.upload("spans", bytemuck::cast_slice(&spans))?,
-            partials: gpu.storage("partials", bytes as u64)?,
-            workgroups: if g.tokens == 0 { 0 } else { (rows * splits) as u64 },
-        })
+        let pass = |(first_split, spans): (u32, &Vec<Span>)| {
+            Ok(Self {
+                params: AttentionParams { first_split, ..params },
+                spans: gpu.upload("spans", bytemuck::cast_slice(spans))?,
+                partials: partials.clone(),
+                workgroups: if g.tokens == 0 { 0 } else { (rows * splits) as u64 },
+            })
+        };
+        (0..).step_by(splits).zip(spans).map(pass).collect()
     }
 
-    /// Records the combining of the splits into `output`, `[batch, query_heads, queries, value_dim]` of any element type.
-    pub(crate) fn combine(&self, recording: &mut Recording<'_>, gpu: &Gpu, output: &KvView) -> Result<()> {
-        let (window, view) = output.bind_output("attention output", gpu)?;
-        recording.add(Dispatch {
-            variant: combine_variant(output.shape().dim, output.dtype()),
-            params: CombineParams { view, splits: self.params.all_splits, padding: [0; 3] },
-            buffers: &[Window::whole(&self.partials), window],
-            workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
-        })
+    /// The only pass of a call that sees whole sequences.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: Option<&[u32]>,
+        options: &AttendOptions,
+    ) -> Result<Self> {
+        let spans = [whole(&g.lengths(lengths)?)];
+        let mut passes = Self::all(gpu, g, value_dim, &spans, options)?;
+        passes.pop().ok_or_else(|| Error::range("attention passes", "1", 0))
     }
+
+    /// Query rows, splits of this pass, and splits of all passes.
+    pub(crate) fn splits(&self) -> (u32, u32, u32) {
+        (self.params.rows, self.params.splits, self.params.all_splits)
+    }
+
+    /// Records the combining of all splits into `output`.
+    pub(crate) fn combine(&self, recording: &mut Recording<'_>, gpu: &Gpu, output: &KvView) -> Result<()> {
+        combine(recording, gpu, &self.partials, self.params.all_splits, output)
+    }
+}
+
+/// Records the combining of partial results into `output`, `[batch, query_heads, queries, value_dim]` of any element type.
+pub(crate) fn combine(
+    recording: &mut Recording<'_>,
+    gpu: &Gpu,
+    partials: &wgpu::Buffer,
+    splits: u32,
+    output: &KvView,
+) -> Result<()> {
+    let (window, view) = output.bind_output("attention output", gpu)?;
+    recording.add(Dispatch {
+        variant: combine_variant(output.shape().dim, output.dtype()),
+        params: CombineParams { view, splits, padding: [0; 3] },
+        buffers: &[Window::whole(partials), window],
+        workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
+    })
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -128,7 +165,7 @@ pub(crate) fn value_fours(value_dim: usize) -> u32 {
 }
 
 /// Numbers of one split's partial result.
-fn partial_stride(value_dim: usize) -> u32 {
+pub(crate) fn partial_stride(value_dim: usize) -> u32 {
     2 + 4 * value_fours(value_dim)
 }
 
@@ -161,7 +198,7 @@ fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2], nativ
         Const::Bool("VALUES_ALIGNED", values_aligned),
     ];
     constants.extend(flash_constants(value_dim));
-    Variant::new(Kernel::Exact, &[Module::Float, load, Module::Flash], &constants)
+    Variant::new(Kernel::Exact, &[Module::Float, load, Module::AttentionParams, Module::Flash], &constants)
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.
@@ -230,7 +267,8 @@ impl Ops {
         Ok(())
     }
 
-    fn exact(
+    /// Records one pass over raw rows.
+    pub(crate) fn exact(
         &self,
         recording: &mut Recording<'_>,
         pass: &Pass,

@@ -29,7 +29,7 @@ pub(crate) use pipeline::Pipeline;
 pub(crate) use readback::words;
 pub(crate) use record::{Dispatch, Recording, Window};
 pub(crate) use shader::{Access, Const, Kernel, Module};
-pub(crate) use view::{BoundView, OutputParams, ViewUse, index32};
+pub(crate) use view::{BoundView, InputParams, OutputParams, ViewUse, index32};
 
 use crate::error::{Error, Result};
 

@@ -21,6 +21,12 @@ pub(crate) enum Kernel {
     Attend,
     Exact,
     Combine,
+    PlaneEncode,
+    PlaneBlockMeans,
+    PlaneProject,
+    PlaneScores,
+    PlaneAttend,
+    PlaneUnrotate,
 }
 
 /// How a kernel uses a binding.
@@ -33,6 +39,8 @@ pub(crate) enum Access {
 
 /// What is fixed about a kernel, whatever the variant.
 pub(crate) struct Spec {
+    /// Folder of the file, below `shaders/`.
+    folder: &'static str,
     /// Name of the file, of the entry point, of the twin and of the recorder.
     pub(crate) name: &'static str,
     source: &'static str,
@@ -47,6 +55,7 @@ use Access::{Read, Uniform, Write};
 macro_rules! spec {
     ($folder:literal, $name:literal, $workgroup:literal, $bindings:expr) => {
         Spec {
+            folder: $folder,
             name: $name,
             source: include_str!(concat!("../../shaders/", $folder, "/", $name, ".wgsl")),
             bindings: $bindings,
@@ -75,6 +84,16 @@ impl Kernel {
             }
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Write]),
+            Self::PlaneEncode => {
+                &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
+            }
+            Self::PlaneBlockMeans => &spec!("planes", "block_means", 128, &[Uniform, Read, Write]),
+            Self::PlaneProject => &spec!("planes", "project", 128, &[Uniform, Read, Read, Read, Write]),
+            Self::PlaneScores => &spec!("planes", "scores", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::PlaneAttend => {
+                &spec!("planes", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
+            }
+            Self::PlaneUnrotate => &spec!("planes", "unrotate", 128, &[Uniform, Read, Write, Read]),
         }
     }
 }
@@ -86,7 +105,10 @@ pub(crate) enum Module {
     Load(DType),
     LoadNativeF16,
     Bits(DType),
+    View,
+    Half,
     Output,
+    AttentionParams,
     Flash,
     MiniCacheRow,
     MiniCachePage,
@@ -96,6 +118,10 @@ pub(crate) enum Module {
     RowPair,
     Scale,
     SketchDot,
+    PlaneChannel,
+    PlaneAngle,
+    PlaneRotate,
+    PlaneScore,
 }
 
 impl Module {
@@ -109,7 +135,10 @@ impl Module {
             Self::Bits(DType::F16) => include_str!("../../shaders/common/bits_f16.wgsl"),
             Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
             Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
+            Self::View => include_str!("../../shaders/common/view.wgsl"),
+            Self::Half => include_str!("../../shaders/common/half.wgsl"),
             Self::Output => include_str!("../../shaders/common/output.wgsl"),
+            Self::AttentionParams => include_str!("../../shaders/common/attention.wgsl"),
             Self::Flash => include_str!("../../shaders/common/flash.wgsl"),
             Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
             Self::MiniCachePage => include_str!("../../shaders/minicache/page.wgsl"),
@@ -119,6 +148,10 @@ impl Module {
             Self::RowPair => include_str!("../../shaders/qjl/row_pair.wgsl"),
             Self::Scale => include_str!("../../shaders/qjl/scale.wgsl"),
             Self::SketchDot => include_str!("../../shaders/qjl/sketch_dot.wgsl"),
+            Self::PlaneChannel => include_str!("../../shaders/planes/channel.wgsl"),
+            Self::PlaneAngle => include_str!("../../shaders/planes/angle.wgsl"),
+            Self::PlaneRotate => include_str!("../../shaders/planes/rotate.wgsl"),
+            Self::PlaneScore => include_str!("../../shaders/planes/score.wgsl"),
         }
     }
 }
@@ -131,6 +164,9 @@ pub enum Target {
     /// A browser: every extension must be enabled.
     Web,
 }
+
+/// Constants of more letters are hashed in a label, which names files.
+const READABLE: usize = 120;
 
 /// A value of the prelude.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -185,6 +221,7 @@ impl Variant {
             crate::attention::gpu::variants(),
             crate::minicache::gpu::variants(),
             crate::qjl::gpu::variants(),
+            crate::qjl::planes::gpu::variants(),
         ]
         .concat();
         every.sort_unstable();
@@ -201,14 +238,25 @@ impl Variant {
     /// A name that no other variant has, of letters, digits, `_` and `-`.
     #[must_use]
     pub fn label(&self) -> String {
-        let mut label = self.kernel.spec().name.to_owned();
-        for constant in &self.constants {
-            label += &match constant {
-                Const::U32(name, value) => format!("-{name}_{value}"),
-                Const::Bool(name, value) => format!("-{name}_{value}"),
-                Const::F32(name, bits) => format!("-{name}_{bits:x}"),
-            }
-            .to_lowercase();
+        let spec = self.kernel.spec();
+        let constants: String = self
+            .constants
+            .iter()
+            .map(|constant| match constant {
+                Const::U32(name, value) => format!("-{name}_{value}").to_lowercase(),
+                Const::Bool(name, value) => format!("-{name}_{value}").to_lowercase(),
+                Const::F32(name, bits) => format!("-{name}_{bits:x}").to_lowercase(),
+            })
+            .collect();
+        let mut label = format!("{}-{}", spec.folder, spec.name);
+        if constants.len() <= READABLE {
+            label += &constants;
+        } else {
+            // FNV-1a; the text's own prelude says what the constants are.
+            let hash = constants.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+            label += &format!("-{hash:016x}");
         }
         for module in &self.modules {
             if let Module::Load(dtype) | Module::Bits(dtype) = module {

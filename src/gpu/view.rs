@@ -138,6 +138,20 @@ impl KvView {
         Ok(BoundView { window, layout, paired })
     }
 
+    /// Checks that a view can take scores: contiguous f32 of this shape.
+    pub(crate) fn check_scores(&self, shape: Shape) -> Result<()> {
+        self.shape.check_equal("scores", shape)?;
+        if self.dtype != DType::F32 {
+            let (want, have) = (DType::F32.to_string(), self.dtype.to_string());
+            return Err(Error::DType { what: "scores".to_owned(), want, have });
+        }
+        if !self.is_contiguous() {
+            let (want, have) = ("no gaps".to_owned(), "other strides".to_owned());
+            return Err(Error::Alignment { what: "scores".to_owned(), want, have });
+        }
+        Ok(())
+    }
+
     /// Binds a view that a kernel reads row by row.
     pub(crate) fn bind_input(&self, what: &str, gpu: &Gpu) -> Result<(Window, InputParams)> {
         let bound = self.bind(what, ViewUse::Read, gpu)?;

@@ -17,6 +17,7 @@ mod attention;
 mod device;
 mod golden;
 mod minicache;
+mod planes;
 mod qjl;
 mod report;
 mod rows;
@@ -64,7 +65,16 @@ fn open(profile: &Profile) -> kvfold::Result<Gpu> {
 }
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, attention::TESTS, minicache::TESTS, qjl::TESTS, report::TESTS, golden::TESTS].concat()
+    [
+        device::TESTS,
+        attention::TESTS,
+        minicache::TESTS,
+        qjl::TESTS,
+        planes::TESTS,
+        report::TESTS,
+        golden::TESTS,
+    ]
+    .concat()
 }
 
 fn main() -> ExitCode {

@@ -96,15 +96,7 @@ impl Ops {
         output: &KvView,
     ) -> Result<()> {
         let geometry = geometry(queries, keys, projection)?;
-        output.shape().check_equal("scores", geometry.output(geometry.tokens)?)?;
-        if output.dtype() != DType::F32 {
-            let (want, have) = (DType::F32.to_string(), output.dtype().to_string());
-            return Err(Error::DType { what: "scores".to_owned(), want, have });
-        }
-        if !output.is_contiguous() {
-            let (want, have) = ("no gaps".to_owned(), "other strides".to_owned());
-            return Err(Error::Alignment { what: "scores".to_owned(), want, have });
-        }
+        output.check_scores(geometry.output(geometry.tokens)?)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
             let sketches = self.project(&mut recording, queries, projection)?;

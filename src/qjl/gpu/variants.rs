@@ -35,7 +35,7 @@ pub(super) fn projecting_variant(
     } else {
         Module::ProjectMatrix
     };
-    let mut modules = vec![Module::Float, load(dtype, native_f16), project, Module::RowPair];
+    let mut modules = vec![Module::Float, Module::View, load(dtype, native_f16), project, Module::RowPair];
     if kernel == Kernel::Quantize {
         constants.push(Const::U32("KEY_SCALE", scale as u32));
         modules.push(Module::Scale);
@@ -45,18 +45,23 @@ pub(super) fn projecting_variant(
 
 pub(super) fn quantize_values_variant(value_dim: usize, dtype: DType, native_f16: bool) -> Variant {
     let constants = [Const::U32("HEAD_DIM", value_dim as u32), Const::U32("LANES", VALUE_ROW_LANES)];
-    Variant::new(Kernel::QuantizeValues, &[Module::Float, load(dtype, native_f16), Module::Scale], &constants)
+    let modules = [Module::Float, Module::View, load(dtype, native_f16), Module::Scale];
+    Variant::new(Kernel::QuantizeValues, &modules, &constants)
 }
 
 pub(super) fn scores_variant(sketch_dim: usize) -> Variant {
     let constants = [Const::U32("SKETCH_DIM", sketch_dim as u32)];
-    Variant::new(Kernel::Scores, &[Module::SketchDot], &constants)
+    Variant::new(Kernel::Scores, &[Module::Half, Module::SketchDot], &constants)
 }
 
 pub(super) fn attend_variant(sketch_dim: usize, value_dim: usize) -> Variant {
     let constants =
         [&[Const::U32("SKETCH_DIM", sketch_dim as u32)], flash_constants(value_dim).as_slice()].concat();
-    Variant::new(Kernel::Attend, &[Module::Float, Module::SketchDot, Module::Flash], &constants)
+    Variant::new(
+        Kernel::Attend,
+        &[Module::Float, Module::Half, Module::SketchDot, Module::AttentionParams, Module::Flash],
+        &constants,
+    )
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.

@@ -14,6 +14,8 @@
 
 mod config;
 pub mod cpu;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 pub mod reference;
 mod rotation;
 mod rows;

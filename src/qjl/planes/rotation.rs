@@ -145,6 +145,12 @@ impl Rotations {
         Self { all }
     }
 
+    /// All rotations, in the order in which the segments need them.
+    #[cfg(feature = "gpu")]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Rotation> {
+        self.all.iter()
+    }
+
     /// The rotation of `channels` channels.
     #[must_use]
     pub fn get(&self, channels: usize) -> Option<&Rotation> {

@@ -1,0 +1,26 @@
+// Sizes and options of one attention pass.
+
+struct Attention {
+    // Queries of a sequence and head, query heads, query heads that share a KV head, and all query rows.
+    queries: u32,
+    query_heads: u32,
+    group: u32,
+    rows: u32,
+    // Tokens that the store has room for, and how its first one is numbered within the sequence.
+    tokens: u32,
+    start: u32,
+    // Splits of this store, tokens of one (a multiple of WORKGROUP), splits of all stores, and those before this store's.
+    splits: u32,
+    split: u32,
+    all_splits: u32,
+    first_split: u32,
+    causal: u32,
+    // 0xffffffff where there is none.
+    window: u32,
+    // 0 where there is none.
+    soft_cap: f32,
+    scale: f32,
+    kv_heads: u32,
+    // A struct within a uniform is padded to 16 bytes.
+    padding: u32,
+}

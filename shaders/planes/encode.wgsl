@@ -1,0 +1,210 @@
+// Codes keys or values: centred and balanced by the tables, rotated, and each segment's channels kept in b bits beside one f16
+// scalar nu. Two rows a workgroup. Twin: qjl::planes::cpu::encode.
+
+struct Params {
+    view: View,
+    // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
+    set_heads: u32,
+    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the codes in the store.
+    fine_at: u32,
+    scales_at: u32,
+    means_at: u32,
+    // Tokens of a block mean.
+    block: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(2) var<storage, read> channels: array<Channel>;
+@group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
+@group(0) @binding(6) var<storage, read_write> store: array<u32>;
+@group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
+@group(0) @binding(5) var<storage, read> positions: array<u32>;
+
+const ROW_WORDS: u32 = FIRST_WORDS + SECOND_WORDS;
+
+var<workgroup> packed: array<atomic<u32>, 2u * ROW_WORDS>;
+
+fn raw_number(row: u32, channel: u32) -> f32 {
+    let at = view_row(params.view, row) + channel;
+    return element(input[word_index(at)], at);
+}
+
+// The mean of a channel at a token.
+fn mean_at(head: u32, token: u32, at: Channel) -> f32 {
+    if (CENTRING == PRE_ROPE) {
+        let turn = angle(positions[(head / params.view.heads) * params.view.tokens + token], at.pair);
+        return at.mean * turn.x + at.turned * turn.y;
+    }
+    if (CENTRING == BLOCK_MEAN) {
+        let blocks = (params.view.tokens + params.block - 1u) / params.block;
+        let row = (head * blocks + token / params.block) * MEAN_WORDS;
+        let both = unpack2x16float(store[params.means_at + row + at.channel / 2u]);
+        return select(both.x, both.y, (at.channel & 1u) == 1u);
+    }
+    return 0.0;
+}
+
+// Channel `i` in coded order, centred and balanced.
+fn centred(row: u32, i: u32) -> f32 {
+    let view = params.view;
+    let head = row / view.tokens;
+    let tables = (head / view.heads) * params.set_heads + head % view.heads;
+    let at = channels[tables * HEAD_DIM + i];
+    return (raw_number(row, at.channel) - mean_at(head, row % view.tokens, at)) * at.inverse_sigma;
+}
+
+// Fills `work` with two rows in coded order; zeros where a row is not finite. Returns the largest magnitudes after centring, and
+// 1 in z, w where a row is not finite.
+fn load_rows(rows: vec2<u32>, lane: u32) -> vec4<f32> {
+    var broken = vec4<f32>();
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        let finite = vec2<bool>(is_finite(raw_number(rows.x, i)), is_finite(raw_number(rows.y, i)));
+        broken = max(broken, vec4<f32>(0.0, 0.0, select(vec2<f32>(1.0), vec2<f32>(), finite)));
+    }
+    broken = row_max(broken, lane);
+    var peaks = broken;
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        let both = vec2<f32>(centred(rows.x, i), centred(rows.y, i));
+        work[i] = select(vec2<f32>(), both, broken.zw == vec2<f32>());
+        peaks = max(peaks, vec4<f32>(abs(work[i]), 0.0, 0.0));
+    }
+    return row_max(peaks, lane);
+}
+
+// Code of a number at a step, b bits.
+fn code_of(y: f32, inverse_step: f32, planes: u32) -> u32 {
+    let middle = f32(1u << (planes - 1u));
+    return u32(clamp(floor(y * inverse_step) + middle, 0.0, 2.0 * middle - 1.0));
+}
+
+// y . L and L . L of both rows when they are coded at these steps.
+fn fit(first: u32, channels: u32, planes: u32, inverse_steps: vec2<f32>, lane: u32) -> vec4<f32> {
+    var sums = vec4<f32>();
+    let top = f32((1u << planes) - 1u);
+    for (var i = lane; i < channels; i += WORKGROUP) {
+        let y = work[first + i];
+        let levels = 2.0 * vec2<f32>(f32(code_of(y.x, inverse_steps.x, planes)), f32(code_of(y.y, inverse_steps.y, planes))) - top;
+        sums += vec4<f32>(y * levels, levels * levels);
+    }
+    return row_sum(sums, lane);
+}
+
+// Codes a segment of both rows and returns their nu: |y| / |L| at the step that fits best.
+fn code_segment(first: u32, channels: u32, planes: u32, delta: f32, bit_base: u32, lane: u32) -> vec2<f32> {
+    var squares = vec4<f32>();
+    for (var i = lane; i < channels; i += WORKGROUP) {
+        squares += vec4<f32>(work[first + i] * work[first + i], 0.0, 0.0);
+    }
+    let total = row_sum(squares, lane).xy;
+    let spread = max(sqrt(total / f32(channels)), vec2<f32>(1e-20));
+    var best = vec2<f32>(-1.0);
+    var lengths = vec2<f32>(1.0);
+    var inverse_steps = vec2<f32>(1.0) / (delta * spread);
+    if (planes > 1u) {
+        let base = inverse_steps;
+        for (var candidate = 0u; candidate < 5u; candidate++) {
+            let steps = base / (0.75 + 0.125 * f32(candidate));
+            let sums = fit(first, channels, planes, steps, lane);
+            let score = sums.xy * sums.xy / max(sums.zw, vec2<f32>(1.0));
+            let better = score > best;
+            best = select(best, score, better);
+            lengths = select(lengths, sums.zw, better);
+            inverse_steps = select(inverse_steps, steps, better);
+        }
+    } else {
+        lengths = vec2<f32>(f32(channels));
+    }
+    for (var i = lane; i < channels; i += WORKGROUP) {
+        let y = work[first + i];
+        put_code(bit_base, i, planes, select(code_of(y.x, inverse_steps.x, planes), u32(y.x >= 0.0), planes == 1u));
+        put_code(bit_base + 32u * ROW_WORDS, i, planes,
+                 select(code_of(y.y, inverse_steps.y, planes), u32(y.y >= 0.0), planes == 1u));
+    }
+    return sqrt(total) / sqrt(lengths);
+}
+
+// Sets the bits of code `i` behind `bit_base`; a code may straddle two words.
+fn put_code(bit_base: u32, i: u32, planes: u32, code: u32) {
+    let bit = bit_base + i * planes;
+    atomicOr(&packed[bit / 32u], code << (bit % 32u));
+    if (bit % 32u + planes > 32u) {
+        atomicOr(&packed[bit / 32u + 1u], code >> (32u - bit % 32u));
+    }
+}
+
+// Bits of a segment's nu, clamped to f16's range; the marker where the row is not finite.
+fn nu_bits(nu: f32, finite: bool) -> u32 {
+    if (!finite) {
+        return NON_FINITE_SCALE;
+    }
+    return half_bits(min(select(F16_MAX, nu, is_finite(nu)), F16_MAX));
+}
+
+// Counts a row that is odd; its sums may have left f32.
+fn count_row(finite: bool, peak: f32, nu: vec2<f32>) {
+    if (!finite) {
+        atomicAdd(&status[NON_FINITE_AT], 1u);
+    } else if (peak == 0.0) {
+        atomicAdd(&status[ZERO_AT], 1u);
+    }
+    let inside = is_finite(nu.x) && is_finite(nu.y) && max(nu.x, nu.y) <= F16_MAX;
+    if (finite && !inside) {
+        atomicAdd(&status[OVERFLOW_AT], 1u);
+    }
+}
+
+fn put(at: u32, word: u32) {
+    if (at < arrayLength(&store)) {
+        store[at] = word;
+    }
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn encode(place: Place, id: Invocation) {
+    let lane = lane_of(id);
+    let first_row = 2u * linear_workgroup(place);
+    let last = params.view.rows - 1u;
+    let inside = first_row + 1u <= last;
+    let rows = min(vec2<u32>(first_row, first_row + 1u), vec2<u32>(last));
+    let peaks = load_rows(rows, lane);
+    let finite = peaks.zw == vec2<f32>();
+    for (var i = lane; i < 2u * ROW_WORDS; i += WORKGROUP) {
+        atomicStore(&packed[i], 0u);
+    }
+    workgroupBarrier();
+    rotate(0u, FIRST_CHANNELS, FIRST_AT, FIRST_HADAMARD, FIRST_FACTOR, lane);
+    let first_nu = code_segment(0u, FIRST_CHANNELS, FIRST_PLANES, FIRST_DELTA, 0u, lane);
+    var second_nu = vec2<f32>();
+    if (SECOND_PLANES > 0u) {
+        rotate(FIRST_CHANNELS, SECOND_CHANNELS, SECOND_AT, SECOND_HADAMARD, SECOND_FACTOR, lane);
+        second_nu = code_segment(FIRST_CHANNELS, SECOND_CHANNELS, SECOND_PLANES, SECOND_DELTA, 32u * FIRST_WORDS, lane);
+    }
+    workgroupBarrier();
+    for (var i = lane; i < 2u * ROW_WORDS; i += WORKGROUP) {
+        let second = i >= ROW_WORDS;
+        let row = first_row + select(0u, 1u, second);
+        if (row <= last) {
+            put(row * ROW_WORDS + i % ROW_WORDS,
+                select(0u, atomicLoad(&packed[i]), select(finite.x, finite.y, second)));
+        }
+    }
+    if (lane == 0u && first_row <= last) {
+        count_row(finite.x, peaks.x, vec2<f32>(first_nu.x, second_nu.x));
+        let low = nu_bits(first_nu.x, finite.x);
+        var high = 0u;
+        if (inside) {
+            count_row(finite.y, peaks.y, vec2<f32>(first_nu.y, second_nu.y));
+            high = nu_bits(first_nu.y, finite.y);
+        }
+        if (SECOND_PLANES == 0u) {
+            put(params.scales_at + first_row / 2u, low | (high << 16u));
+        } else {
+            // Two scalars a row.
+            put(params.scales_at + first_row, low | (nu_bits(second_nu.x, finite.x) << 16u));
+            if (inside) {
+                put(params.scales_at + first_row + 1u, high | (nu_bits(second_nu.y, finite.y) << 16u));
+            }
+        }
+    }
+}

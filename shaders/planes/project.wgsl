@@ -1,0 +1,88 @@
+// Queries made ready to be scored against coded keys, one workgroup a query: SKETCH numbers for each.
+//   HEAD_DIM   2 R (q * sigma)[order]
+//   2          what to subtract for each segment: (2^b - 1) times the sum of the rotated query
+//   1          whether the query is finite (else everything is zero)
+//   2 PAIRS    the mean's score at position t is the sum over pairs of A cos + B sin: all A, then all B
+//   HEAD_DIM   the query itself, for block means
+// Twin: qjl::planes::cpu::project.
+
+struct Params {
+    view: View,
+    group: u32,
+    // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
+    set_heads: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(2) var<storage, read> channels: array<Channel>;
+@group(0) @binding(4) var<storage, read_write> sketches: array<f32>;
+
+fn query_number(row: u32, channel: u32) -> f32 {
+    let at = view_row(params.view, row) + channel;
+    return element(input[word_index(at)], at);
+}
+
+fn put(row: u32, at: u32, number: f32) {
+    let index = row * SKETCH + at;
+    if (row < params.view.rows && index < arrayLength(&sketches)) {
+        sketches[index] = number;
+    }
+}
+
+// The sum of a segment of the rotated query.
+fn segment_sum(first: u32, count: u32, lane: u32) -> f32 {
+    var sum = 0.0;
+    for (var i = lane; i < count; i += WORKGROUP) {
+        sum += work[first + i].x;
+    }
+    return row_sum(vec4<f32>(sum), lane).x;
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn project(place: Place, id: Invocation) {
+    let lane = lane_of(id);
+    let row = linear_workgroup(place);
+    let readable = min(row, params.view.rows - 1u);
+    let head = readable / params.view.tokens;
+    let heads = params.view.heads;
+    let table = ((head / heads) * params.set_heads + (head % heads) / params.group) * HEAD_DIM;
+    var broken = 0.0;
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        broken = max(broken, select(1.0, 0.0, is_finite(query_number(readable, i))));
+    }
+    let finite = row_max(vec4<f32>(broken), lane).x == 0.0;
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        let at = channels[table + i];
+        work[i] = vec2<f32>(select(0.0, query_number(readable, at.channel) * at.sigma, finite), 0.0);
+    }
+    workgroupBarrier();
+    rotate(0u, FIRST_CHANNELS, FIRST_AT, FIRST_HADAMARD, FIRST_FACTOR, lane);
+    if (SECOND_PLANES > 0u) {
+        rotate(FIRST_CHANNELS, SECOND_CHANNELS, SECOND_AT, SECOND_HADAMARD, SECOND_FACTOR, lane);
+    }
+    let first_sum = segment_sum(0u, FIRST_CHANNELS, lane);
+    let second_sum = segment_sum(FIRST_CHANNELS, SECOND_CHANNELS, lane);
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        put(row, i, 2.0 * work[i].x);
+    }
+    if (lane == 0u) {
+        put(row, HEAD_DIM, f32((1u << FIRST_PLANES) - 1u) * first_sum);
+        put(row, HEAD_DIM + 1u, f32((1u << SECOND_PLANES) - 1u) * second_sum);
+        put(row, HEAD_DIM + 2u, select(0.0, 1.0, finite));
+    }
+    for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
+        var sums = vec2<f32>();
+        for (var i = 0u; i < HEAD_DIM; i++) {
+            let at = channels[table + i];
+            if (finite && at.pair == pair) {
+                sums += query_number(readable, at.channel) * vec2<f32>(at.mean, at.turned);
+            }
+        }
+        put(row, HEAD_DIM + 3u + pair, sums.x);
+        put(row, HEAD_DIM + 3u + PAIRS + pair, sums.y);
+    }
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        put(row, HEAD_DIM + 3u + 2u * PAIRS + i, select(0.0, query_number(readable, i), finite));
+    }
+}

@@ -1,0 +1,219 @@
+//! What sign planes keep on the device.
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use super::super::{CodeLayout, Codec, PlaneCodes, Tables};
+use super::variants::pairs;
+use crate::error::Result;
+use crate::gpu::{Gpu, ReadBack, words};
+use crate::qjl::Counts;
+use crate::rope::{ANGLE_TILE, Positions};
+use crate::tensor::Shape;
+
+/// What the tables say of one coded position of a head: `Channel` of shaders/planes/channel.wgsl.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Channel {
+    channel: u32,
+    pair: u32,
+    mean: f32,
+    turned: f32,
+    sigma: f32,
+    inverse_sigma: f32,
+}
+
+/// Tables on the device, in coded order.
+#[derive(Clone, Debug)]
+pub struct TableBuffer {
+    pub(super) sets: usize,
+    pub(super) heads: usize,
+    pub(super) dim: usize,
+    pub(super) buffer: wgpu::Buffer,
+}
+
+impl TableBuffer {
+    pub(super) fn upload(gpu: &Gpu, codec: &Codec, tables: &Tables) -> Result<Self> {
+        // Of each channel: its pair, the other channel of it, and the sign with which that one's mean turns into this one.
+        let still = (pairs(codec) as u32 - 1, 0, 0.0);
+        let mut turns = vec![still; tables.dim];
+        for (pair, (a, b)) in (0..).zip(codec.mean_rope().into_iter().flat_map(crate::rope::Rope::pairs)) {
+            if let Ok([first, second]) = turns.get_disjoint_mut([a, b]) {
+                (*first, *second) = ((pair, b, -1.0), (pair, a, 1.0));
+            }
+        }
+        let mut channels = Vec::with_capacity(tables.order.len());
+        for (batch, head) in (0..tables.sets).flat_map(|set| (0..tables.heads).map(move |head| (set, head))) {
+            let head = tables.head(batch, head);
+            let mean = |c: usize| head.mu.get(c).map_or(0.0, |mu| mu.to_f32());
+            for place in 0..tables.dim {
+                let c = if codec.keys().is_split() {
+                    head.order.get(place).map_or(place, |&c| usize::from(c))
+                } else {
+                    place
+                };
+                let (pair, other, sign) = turns.get(c).copied().unwrap_or(still);
+                let sigma = head.sigma.get(c).copied().unwrap_or(1.0);
+                channels.push(Channel {
+                    channel: c as u32,
+                    pair,
+                    mean: mean(c),
+                    turned: sign * mean(other),
+                    sigma,
+                    inverse_sigma: 1.0 / sigma,
+                });
+            }
+        }
+        let buffer = gpu.upload("tables", bytemuck::cast_slice(&channels))?;
+        Ok(Self { sets: tables.sets, heads: tables.heads, dim: tables.dim, buffer })
+    }
+
+    /// Heads that a sequence skips to reach its own tables.
+    pub(super) fn set_heads(&self) -> u32 {
+        if self.sets > 1 { self.heads as u32 } else { 0 }
+    }
+
+    /// Bytes of the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.buffer.size()
+    }
+}
+
+/// Positions of tokens and the angles that they need, on the device; layers of one RoPE share them.
+#[derive(Clone, Debug)]
+pub struct PositionBuffer {
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) host: Vec<u32>,
+    pub(super) positions: wgpu::Buffer,
+    pub(super) angles: wgpu::Buffer,
+    /// Index of the first fine row among the angles.
+    pub(super) fine_at: u32,
+}
+
+impl PositionBuffer {
+    pub(super) fn upload(
+        gpu: &Gpu,
+        codec: &Codec,
+        positions: Positions<'_>,
+        [batch, tokens]: [usize; 2],
+    ) -> Result<Self> {
+        let host = positions.resolve(batch, tokens)?;
+        let last = host.iter().copied().max().unwrap_or(0);
+        let mut rows: Vec<[f32; 2]> = Vec::new();
+        let mut push = |position: u32| {
+            rows.extend(codec.mean_rope().into_iter().flat_map(|rope| rope.angles(position)));
+            rows.push([1.0, 0.0]);
+        };
+        // Without a mean that turns no kernel reads an angle, and one row does.
+        let coarse = if codec.mean_rope().is_some() { last / ANGLE_TILE + 1 } else { 1 };
+        (0..coarse).for_each(|tile| push(tile * ANGLE_TILE));
+        (0..ANGLE_TILE).for_each(push);
+        Ok(Self {
+            batch,
+            tokens,
+            positions: gpu.upload("positions", bytemuck::cast_slice(&host))?,
+            host,
+            angles: gpu.upload("angles", bytemuck::cast_slice(&rows))?,
+            fine_at: coarse * pairs(codec) as u32,
+        })
+    }
+}
+
+/// Coded rows on the device: one store of codes, scalars and, of keys, block means.
+#[derive(Clone, Debug)]
+pub struct PlaneBuffer {
+    pub(super) shape: Shape,
+    pub(super) layout: CodeLayout,
+    pub(super) positions: Vec<u32>,
+    pub(super) store: wgpu::Buffer,
+    pub(super) status: wgpu::Buffer,
+    /// Where scalars and block means begin, in words.
+    pub(super) scales_at: usize,
+    pub(super) means_at: usize,
+    means: usize,
+}
+
+impl PlaneBuffer {
+    /// Room for rows of this shape and, of keys, for `means` block means.
+    pub(super) fn new(
+        gpu: &Gpu,
+        shape: Shape,
+        layout: &CodeLayout,
+        positions: Vec<u32>,
+        means: usize,
+    ) -> Result<Self> {
+        let segments = layout.segments();
+        let row_words: usize = segments.iter().map(super::super::Segment::words).sum();
+        let scales = segments.iter().filter(|segment| segment.planes > 0).count();
+        let scales_at = shape.rows() * row_words;
+        let means_at = scales_at + (shape.rows() * scales).div_ceil(2);
+        let size = (means_at + means * shape.dim.div_ceil(2)) * 4;
+        Ok(Self {
+            shape,
+            layout: layout.clone(),
+            positions,
+            store: gpu.storage("plane codes", size as u64)?,
+            status: gpu.storage("status", 12)?,
+            scales_at,
+            means_at,
+            means,
+        })
+    }
+
+    /// Shape of the rows, `[batch, heads, tokens, head_dim]`.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Bytes of the store.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.store.size()
+    }
+
+    /// Schedules the read-back of everything stored; [`parse`](Self::parse) makes [`PlaneCodes`] of it.
+    ///
+    /// # Errors
+    /// As [`ReadBack::schedule`].
+    pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[ReadBack; 2]> {
+        Ok([ReadBack::schedule(gpu, encoder, &self.store)?, ReadBack::schedule(gpu, encoder, &self.status)?])
+    }
+
+    /// The codes on the host, in their canonical layout.
+    ///
+    /// # Errors
+    /// What the read-backs say.
+    pub async fn parse(&self, [store, status]: [ReadBack; 2]) -> Result<PlaneCodes> {
+        let (store, status) = (words(&store.await?), words(&status.await?));
+        let half = |at: usize, index: usize| {
+            let word = store.get(at + index / 2).copied().unwrap_or_default();
+            f16::from_bits((word >> (index % 2 * 16)) as u16)
+        };
+        let mut codes = PlaneCodes::new(self.shape, &self.layout);
+        let row_words: usize = self.layout.segments().iter().map(super::super::Segment::words).sum();
+        let scales = self.layout.segments().iter().filter(|segment| segment.planes > 0).count();
+        let (mut first_word, mut first_scale) = (0, 0);
+        for (segment, stored) in self.layout.segments().iter().zip(&mut codes.segments) {
+            for row in 0..self.shape.rows() {
+                let start = row * row_words + first_word;
+                stored.words.extend(store.iter().skip(start).take(segment.words()));
+                if segment.planes > 0 {
+                    stored.nu.push(half(self.scales_at, row * scales + first_scale));
+                }
+            }
+            first_word += segment.words();
+            first_scale += usize::from(segment.planes > 0);
+        }
+        let mean_words = self.shape.dim.div_ceil(2);
+        for mean in 0..self.means {
+            codes.means.extend((0..self.shape.dim).map(|c| half(self.means_at + mean * mean_words, c)));
+        }
+        codes.positions.clone_from(&self.positions);
+        let at = |index: usize| status.get(index).copied().unwrap_or_default();
+        codes.status = Counts { non_finite: at(0), zero: at(1), overflow: at(2) };
+        Ok(codes)
+    }
+}

@@ -1,0 +1,267 @@
+//! Sign planes on the GPU. `record.rs` records the kernels of `shaders/planes/`.
+
+mod buffers;
+mod params;
+mod record;
+mod rotations;
+mod variants;
+
+pub use buffers::{PlaneBuffer, PositionBuffer, TableBuffer};
+pub use rotations::CodecBuffer;
+pub(crate) use variants::variants;
+
+use super::{CodeLayout, Codec, Tables};
+use crate::attention::gpu::{Ops as Exact, Pass, combine, whole};
+use crate::attention::{AttendOptions, Geometry};
+use crate::error::{Error, Result};
+use crate::gpu::{Gpu, KvView, Recording};
+use crate::rope::Positions;
+use crate::tensor::Shape;
+
+/// The operations of sign planes, recorded into the caller's encoder.
+#[derive(Clone, Debug)]
+pub struct Ops {
+    gpu: Gpu,
+}
+
+/// What one attention call reads: coded keys and values, and the rows themselves for sinks and recent tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<'a> {
+    /// Keys after RoPE, `[batch, kv_heads, tokens, key_dim]`; only sinks and recent tokens are read.
+    pub keys: &'a KvView,
+    /// Codes of the keys.
+    pub key_codes: &'a PlaneBuffer,
+    /// Values, `[batch, kv_heads, tokens, value_dim]`; only sinks and recent tokens are read.
+    pub values: &'a KvView,
+    /// Codes of the values.
+    pub value_codes: &'a PlaneBuffer,
+    /// Tables of the keys.
+    pub tables: &'a TableBuffer,
+    /// Positions of the keys.
+    pub positions: &'a PositionBuffer,
+}
+
+impl Ops {
+    /// Operations on this device. Kernels are compiled when first recorded.
+    #[must_use]
+    pub fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone() }
+    }
+
+    /// Copies a codec's rotations to the device.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], [`Error::OutOfMemory`].
+    pub fn upload_codec(&self, codec: &Codec) -> Result<CodecBuffer> {
+        CodecBuffer::upload(&self.gpu, codec)
+    }
+
+    /// Copies a layer's tables to the device.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the tables are not for the codec's keys, [`Error::Limit`], [`Error::OutOfMemory`].
+    pub fn upload_tables(&self, codec: &CodecBuffer, tables: &Tables) -> Result<TableBuffer> {
+        let dim = codec.codec.keys().channels();
+        tables.check(Shape { batch: tables.sets, heads: tables.heads, tokens: 0, dim })?;
+        TableBuffer::upload(&self.gpu, &codec.codec, tables)
+    }
+
+    /// Copies positions, and the angles that they need, to the device.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Range`] when the positions do not fit, [`Error::Limit`], [`Error::OutOfMemory`].
+    pub fn upload_positions(
+        &self,
+        codec: &CodecBuffer,
+        positions: Positions<'_>,
+        batch: usize,
+        tokens: usize,
+    ) -> Result<PositionBuffer> {
+        PositionBuffer::upload(&self.gpu, &codec.codec, positions, [batch, tokens])
+    }
+
+    /// Records the coding of keys, as [`cpu::encode_keys`](mod@super::cpu).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when keys, tables and positions do not fit, the errors of a view that cannot be bound,
+    /// [`Error::Limit`], [`Error::OutOfMemory`].
+    pub fn encode_key_codes(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        keys: &KvView,
+        codec: &CodecBuffer,
+        tables: &TableBuffer,
+        positions: &PositionBuffer,
+    ) -> Result<PlaneBuffer> {
+        let (shape, layout) = (keys.shape(), codec.codec.keys());
+        codec.codec.check_rows("keys", layout, shape)?;
+        check_tables(shape, tables)?;
+        check_positions(shape, positions)?;
+        let (_, means) = codec.codec.key_rows(shape);
+        let means = means / shape.dim.max(1);
+        let codes = PlaneBuffer::new(&self.gpu, shape, layout, positions.host.clone(), means)?;
+        let mut recording = Recording::new(&self.gpu);
+        if shape.rows() > 0 {
+            self.block_means(&mut recording, keys, codec, &codes, means)?;
+            self.encode(&mut recording, keys, codec, layout, &codes, Some((tables, positions)))?;
+        }
+        recording.record(encoder);
+        Ok(codes)
+    }
+
+    /// Records the coding of values, as [`cpu::encode_values`](mod@super::cpu).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the values' dimension is not the codec's, the errors of a view that cannot be bound,
+    /// [`Error::Limit`], [`Error::OutOfMemory`].
+    pub fn encode_value_codes(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        values: &KvView,
+        codec: &CodecBuffer,
+    ) -> Result<PlaneBuffer> {
+        let (shape, layout) = (values.shape(), codec.codec.values());
+        codec.codec.check_rows("values", layout, shape)?;
+        let codes = PlaneBuffer::new(&self.gpu, shape, layout, Vec::new(), 0)?;
+        let mut recording = Recording::new(&self.gpu);
+        if shape.rows() > 0 {
+            self.encode(&mut recording, values, codec, layout, &codes, None)?;
+        }
+        recording.record(encoder);
+        Ok(codes)
+    }
+
+    /// Records the scores of every query and coded key, the mean's part included, neither scaled nor masked, into `output`:
+    /// contiguous f32, `[batch, query_heads, queries, tokens]`; 0 for masked keys and non-finite queries.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::HeadRatio`], [`Error::DType`] or [`Error::Alignment`] when the views do not fit, the errors
+    /// of a view that cannot be bound, [`Error::Limit`], [`Error::OutOfMemory`].
+    #[allow(clippy::too_many_arguments, reason = "scoring has this many inputs, each of another kind")]
+    pub fn encode_scores(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        queries: &KvView,
+        keys: &PlaneBuffer,
+        codec: &CodecBuffer,
+        tables: &TableBuffer,
+        positions: &PositionBuffer,
+        output: &KvView,
+    ) -> Result<()> {
+        let g = self.geometry(queries, keys, codec, tables, positions)?;
+        output.check_scores(g.output(g.tokens)?)?;
+        let mut recording = Recording::new(&self.gpu);
+        if output.shape().elements() > 0 {
+            let sketches = self.project(&mut recording, g, queries, codec, tables)?;
+            self.scores(&mut recording, g, [&sketches, &keys.store], codec, (keys, positions), output)?;
+        }
+        recording.record(encoder);
+        Ok(())
+    }
+
+    /// Records attention, as [`cpu::attend`](mod@super::cpu), into `output`, `[batch, query_heads, queries, value_dim]` of any
+    /// element type.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::HeadRatio`], [`Error::DType`] or [`Error::Range`] when shapes, types, lengths or options do
+    /// not fit, the errors of a view that cannot be bound or written, [`Error::Limit`], [`Error::OutOfMemory`].
+    #[allow(clippy::too_many_arguments, reason = "attention has this many inputs, each of another kind")]
+    pub fn encode_attend(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        queries: &KvView,
+        stored: &Stored<'_>,
+        codec: &CodecBuffer,
+        lengths: Option<&[u32]>,
+        options: &AttendOptions,
+        output: &KvView,
+    ) -> Result<()> {
+        let Stored { keys, key_codes, values, value_codes, tables, positions } = *stored;
+        let g = self.geometry(queries, key_codes, codec, tables, positions)?;
+        keys.shape().check_equal("keys", key_codes.shape)?;
+        g.check_values(value_codes.shape)?;
+        check_layout("value codes", codec.codec.values(), value_codes)?;
+        values.shape().check_equal("values", value_codes.shape)?;
+        if keys.dtype() != values.dtype() {
+            let (want, have) = (keys.dtype().to_string(), values.dtype().to_string());
+            return Err(Error::DType { what: "values".to_owned(), want, have });
+        }
+        let value_dim = value_codes.shape.dim;
+        output.shape().check_equal("attention output", g.output(value_dim)?)?;
+        let spans = self.spans(&g.lengths(lengths)?, codec);
+        let passes = Pass::all(&self.gpu, g, value_dim, &spans, options)?;
+        let mut recording = Recording::new(&self.gpu);
+        if output.shape().elements() > 0 {
+            let sketches = self.project(&mut recording, g, queries, codec, tables)?;
+            let [coded, raw @ ..] = passes.as_slice() else { return Ok(()) };
+            self.attend(&mut recording, coded, &sketches, codec, stored)?;
+            for pass in raw {
+                Exact::new(&self.gpu).exact(&mut recording, pass, [queries, keys, values])?;
+            }
+            let joined = self.unrotate(&mut recording, coded, codec)?;
+            combine(&mut recording, &self.gpu, &joined, 1, output)?;
+        }
+        recording.record(encoder);
+        Ok(())
+    }
+
+    /// What is coded, the sinks, and what is recent, of every sequence.
+    fn spans(&self, lengths: &[usize], codec: &CodecBuffer) -> [Vec<[u32; 4]>; 3] {
+        let (sinks, recent) = (codec.codec.options().sinks, codec.codec.options().recent);
+        let cut = |pick: fn(u32, u32, u32) -> [u32; 2]| {
+            let mut spans = whole(lengths);
+            for span in &mut spans {
+                let length = span[0];
+                let sinks = sinks.min(length);
+                let [from, to] = pick(length, sinks, length.saturating_sub(recent).max(sinks));
+                (span[1], span[2]) = (from, to);
+            }
+            spans
+        };
+        [
+            cut(|_, sinks, recent| [sinks, recent]),
+            cut(|_, sinks, _| [0, sinks]),
+            cut(|length, _, recent| [recent, length]),
+        ]
+    }
+
+    fn geometry(
+        &self,
+        queries: &KvView,
+        keys: &PlaneBuffer,
+        codec: &CodecBuffer,
+        tables: &TableBuffer,
+        positions: &PositionBuffer,
+    ) -> Result<Geometry> {
+        let geometry = Geometry::of(queries.shape(), keys.shape)?;
+        check_layout("key codes", codec.codec.keys(), keys)?;
+        check_tables(keys.shape, tables)?;
+        check_positions(keys.shape, positions)?;
+        Ok(geometry)
+    }
+}
+
+fn check_layout(what: &str, layout: &CodeLayout, codes: &PlaneBuffer) -> Result<()> {
+    if codes.layout == *layout {
+        return Ok(());
+    }
+    let want = format!("segments {:?} as the codec has", layout.segments());
+    Err(Error::shape(what, want, format_args!("{:?}", codes.layout.segments())))
+}
+
+fn check_tables(keys: Shape, tables: &TableBuffer) -> Result<()> {
+    if (tables.heads, tables.dim) == (keys.heads, keys.dim) && [1, keys.batch].contains(&tables.sets) {
+        return Ok(());
+    }
+    let want = format!("[1 or {}, {}, {}]", keys.batch, keys.heads, keys.dim);
+    Err(Error::shape("tables", want, format_args!("[{}, {}, {}]", tables.sets, tables.heads, tables.dim)))
+}
+
+fn check_positions(keys: Shape, positions: &PositionBuffer) -> Result<()> {
+    let (want, have) = ([keys.batch, keys.tokens], [positions.batch, positions.tokens]);
+    if want == have {
+        Ok(())
+    } else {
+        Err(Error::shape("positions", format!("{want:?}"), format_args!("{have:?}")))
+    }
+}

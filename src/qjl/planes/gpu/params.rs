@@ -1,0 +1,71 @@
+//! The uniforms of the planes' kernels, field by field as their `Params` declare them.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::attention::gpu::AttentionParams;
+use crate::gpu::InputParams;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct EncodeParams {
+    pub(super) view: InputParams,
+    pub(super) set_heads: u32,
+    pub(super) fine_at: u32,
+    pub(super) scales_at: u32,
+    pub(super) means_at: u32,
+    pub(super) block: u32,
+    pub(super) padding: [u32; 3],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct BlockMeansParams {
+    pub(super) view: InputParams,
+    pub(super) sinks: u32,
+    pub(super) means_at: u32,
+    pub(super) block: u32,
+    pub(super) padding: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ProjectParams {
+    pub(super) view: InputParams,
+    pub(super) group: u32,
+    pub(super) set_heads: u32,
+    pub(super) padding: [u32; 2],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ScoresParams {
+    pub(super) attention: AttentionParams,
+    pub(super) fine_at: u32,
+    pub(super) key_scales_at: u32,
+    pub(super) means_at: u32,
+    pub(super) block: u32,
+    pub(super) tiles: u32,
+    pub(super) offset: u32,
+    pub(super) padding: [u32; 2],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct AttendParams {
+    pub(super) attention: AttentionParams,
+    pub(super) fine_at: u32,
+    pub(super) key_scales_at: u32,
+    pub(super) means_at: u32,
+    pub(super) value_scales_at: u32,
+    pub(super) block: u32,
+    pub(super) padding: [u32; 3],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct UnrotateParams {
+    pub(super) rows: u32,
+    pub(super) splits: u32,
+    pub(super) coded: u32,
+    pub(super) padding: u32,
+}

@@ -1,0 +1,203 @@
+//! The variants of the planes' kernels.
+
+use super::super::{Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment};
+use super::rotations::offset_of;
+use crate::attention::gpu::flash_constants;
+use crate::gpu::{Const, Kernel, Module, Variant};
+use crate::tensor::DType;
+
+/// What the kernels of one codec are made for.
+#[derive(Clone, Copy)]
+pub(super) struct Make<'a> {
+    pub(super) codec: &'a Codec,
+    pub(super) native_f16: bool,
+    pub(super) subgroups: Option<u32>,
+}
+
+/// RoPE pairs that have angles, and the last that has none.
+pub(super) fn pairs(codec: &Codec) -> usize {
+    codec.mean_rope().map_or(0, |rope| rope.inv_freq().len()) + 1
+}
+
+/// Numbers of a query made ready to be scored.
+pub(super) fn sketch(codec: &Codec) -> usize {
+    2 * codec.keys().channels() + 3 + 2 * pairs(codec)
+}
+
+impl Make<'_> {
+    fn load(&self, dtype: DType) -> Module {
+        if self.native_f16 && dtype == DType::F16 { Module::LoadNativeF16 } else { Module::Load(dtype) }
+    }
+
+    /// A segment's channels, bits, words, and rotation.
+    fn segment(&self, names: [&'static str; 7], segment: Option<Segment>) -> Vec<Const> {
+        let segment = segment.unwrap_or(Segment { channels: 0, planes: 0 });
+        let rotation = self.codec.rotations().get(segment.channels).filter(|_| segment.planes > 0);
+        let [channels, planes, words, at, hadamard, factor, delta] = names;
+        let step = STEPS.get(usize::from(segment.planes.max(1)) - 1).copied().unwrap_or(1.0);
+        vec![
+            Const::U32(channels, segment.channels as u32),
+            Const::U32(planes, segment.planes.into()),
+            Const::U32(words, segment.words() as u32),
+            Const::U32(at, offset_of(self.codec, segment.channels) as u32),
+            Const::Bool(hadamard, rotation.is_none_or(|rotation| rotation.signs().is_some())),
+            Const::F32(factor, rotation.map_or(1.0, super::super::Rotation::factor).to_bits()),
+            Const::F32(delta, step.to_bits()),
+        ]
+    }
+
+    fn layout(&self, layout: &CodeLayout, centred: bool) -> Vec<Const> {
+        const FIRST: [&str; 7] = [
+            "FIRST_CHANNELS",
+            "FIRST_PLANES",
+            "FIRST_WORDS",
+            "FIRST_AT",
+            "FIRST_HADAMARD",
+            "FIRST_FACTOR",
+            "FIRST_DELTA",
+        ];
+        const SECOND: [&str; 7] = [
+            "SECOND_CHANNELS",
+            "SECOND_PLANES",
+            "SECOND_WORDS",
+            "SECOND_AT",
+            "SECOND_HADAMARD",
+            "SECOND_FACTOR",
+            "SECOND_DELTA",
+        ];
+        let centring = match self.codec.options().centring {
+            Centring::BlockMean(_) if centred => 1,
+            Centring::PreRope if centred => 2,
+            _ => 0,
+        };
+        let mut constants = vec![
+            Const::U32("HEAD_DIM", layout.channels() as u32),
+            Const::U32("ROUNDS", self.codec.options().rounds.into()),
+            Const::U32("PAIRS", pairs(self.codec) as u32),
+            Const::U32("CENTRING", centring),
+        ];
+        constants.extend(self.segment(FIRST, layout.segments().first().copied()));
+        constants.extend(self.segment(SECOND, layout.segments().get(1).copied()));
+        constants
+    }
+
+    fn finish(&self, kernel: Kernel, modules: &[Module], mut constants: Vec<Const>) -> Variant {
+        // Every invocation of a workgroup shares its row.
+        if !constants.iter().any(|constant| matches!(constant, Const::U32("LANES", _))) {
+            constants.push(Const::U32("LANES", kernel.spec().workgroup));
+        }
+        Variant::new(kernel, modules, &constants).with_subgroups(self.subgroups)
+    }
+
+    pub(super) fn encode(&self, layout: &CodeLayout, keys: bool, dtype: DType) -> Variant {
+        let modules = [
+            Module::Float,
+            Module::View,
+            self.load(dtype),
+            Module::Scale,
+            Module::PlaneChannel,
+            Module::PlaneAngle,
+            Module::PlaneRotate,
+        ];
+        self.finish(Kernel::PlaneEncode, &modules, self.layout(layout, keys))
+    }
+
+    pub(super) fn block_means(&self, dtype: DType) -> Variant {
+        let modules = [Module::Float, Module::View, self.load(dtype), Module::PlaneChannel];
+        let constants = vec![Const::U32("HEAD_DIM", self.codec.keys().channels() as u32)];
+        self.finish(Kernel::PlaneBlockMeans, &modules, constants)
+    }
+
+    fn keys(&self) -> Vec<Const> {
+        let mut constants = self.layout(self.codec.keys(), true);
+        constants.push(Const::U32("SKETCH", sketch(self.codec) as u32));
+        constants
+    }
+
+    pub(super) fn project(&self, dtype: DType) -> Variant {
+        let modules =
+            [Module::Float, Module::View, self.load(dtype), Module::PlaneChannel, Module::PlaneRotate];
+        self.finish(Kernel::PlaneProject, &modules, self.keys())
+    }
+
+    pub(super) fn scores(&self) -> Variant {
+        let modules = [
+            Module::Float,
+            Module::Half,
+            Module::AttentionParams,
+            Module::PlaneChannel,
+            Module::PlaneAngle,
+            Module::PlaneScore,
+        ];
+        self.finish(Kernel::PlaneScores, &modules, self.keys())
+    }
+
+    pub(super) fn attend(&self) -> Variant {
+        let modules = [
+            Module::Float,
+            Module::Half,
+            Module::AttentionParams,
+            Module::Flash,
+            Module::PlaneChannel,
+            Module::PlaneAngle,
+            Module::PlaneScore,
+        ];
+        let values = self.codec.values();
+        let segment = values.segments().first().copied().unwrap_or(Segment { channels: 1, planes: 1 });
+        let mut constants = self.keys();
+        constants.extend([
+            Const::U32("VALUE_DIM", values.channels() as u32),
+            Const::U32("VALUE_PLANES", segment.planes.into()),
+            Const::U32("VALUE_WORDS", segment.words() as u32),
+        ]);
+        constants.extend(flash_constants(values.channels()));
+        self.finish(Kernel::PlaneAttend, &modules, constants)
+    }
+
+    pub(super) fn unrotate(&self) -> Variant {
+        let values = self.codec.values();
+        let mut constants = self.layout(values, false);
+        let [fours, ..] = flash_constants(values.channels());
+        constants.push(fours);
+        self.finish(Kernel::PlaneUnrotate, &[Module::Float, Module::PlaneRotate], constants)
+    }
+}
+
+/// Every variant some adapter can take, for a selection of dimensions and options.
+pub(crate) fn variants() -> Vec<Variant> {
+    use super::super::Preset;
+    let mut all = Vec::new();
+    let options = |centring| PlanesOptions::default().centring(centring);
+    let mut codecs: Vec<Codec> = Vec::new();
+    for [key_dim, value_dim] in [[1, 1], [64, 64], [192, 128], [80, 80], [512, 511]] {
+        let rope =
+            crate::rope::Rope::from_theta(key_dim, key_dim & !1, 1e4, crate::capture::RopeLayout::HalfSplit)
+                .ok();
+        let presets = Preset::ALL.map(|preset| preset.options());
+        let others = [options(Centring::None), options(Centring::BlockMean(64))];
+        codecs.extend(
+            presets
+                .into_iter()
+                .chain(others)
+                .filter_map(|o| Codec::new(o, key_dim, value_dim, rope.clone()).ok()),
+        );
+    }
+    for codec in &codecs {
+        for subgroups in [None, Some(4), Some(8), Some(32)] {
+            for (dtype, native_f16) in
+                [(DType::F16, true), (DType::F16, false), (DType::Bf16, false), (DType::F32, false)]
+            {
+                let make = Make { codec, native_f16, subgroups };
+                all.extend([
+                    make.encode(codec.keys(), true, dtype),
+                    make.encode(codec.values(), false, dtype),
+                    make.block_means(dtype),
+                    make.project(dtype),
+                ]);
+            }
+            let make = Make { codec, native_f16: false, subgroups };
+            all.extend([make.scores(), make.attend(), make.unrotate()]);
+        }
+    }
+    all
+}
