@@ -167,14 +167,6 @@ pub enum Error {
         /// The usage flags had.
         have: String,
     },
-    /// Two views of one recording share a buffer that one of them writes.
-    #[error("{what}: wanted a buffer of its own for {written}, had one that is also read")]
-    Aliased {
-        /// The operation.
-        what: &'static str,
-        /// The view that is written.
-        written: String,
-    },
     /// wgpu or the driver refused a shader, pipeline, buffer or command.
     #[error("the device refused {what}: {cause}")]
     Device {
@@ -230,7 +222,6 @@ impl Error {
             Self::NoDevice { .. } => "no_device",
             Self::Limit { .. } => "limit",
             Self::Usage { .. } => "usage",
-            Self::Aliased { .. } => "aliased",
             Self::Device { .. } => "device",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::DeviceLost { .. } => "device_lost",

@@ -56,8 +56,9 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// `[batch, heads, tokens, dim]`, checked: the bytes of a tensor of this shape fit `isize` at four bytes an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// `[batch, heads, tokens, dim]`. [`Shape::new`] checks that the bytes of a tensor of this shape fit `isize` at four bytes an
+/// element; of a shape put together by hand the products saturate, and whatever takes it says [`Error::Overflow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Sequences.
     pub batch: usize,
@@ -82,19 +83,19 @@ impl Shape {
     /// Rows: `batch * heads * tokens`.
     #[must_use]
     pub const fn rows(&self) -> usize {
-        self.batch * self.heads * self.tokens
+        self.batch.saturating_mul(self.heads).saturating_mul(self.tokens)
     }
 
     /// Elements: `rows * dim`.
     #[must_use]
     pub const fn elements(&self) -> usize {
-        self.rows() * self.dim
+        self.rows().saturating_mul(self.dim)
     }
 
     /// Bytes of a contiguous tensor of this shape.
     #[must_use]
     pub const fn bytes(&self, dtype: DType) -> usize {
-        self.elements() * dtype.size()
+        self.elements().saturating_mul(dtype.size())
     }
 
     /// Index of a row: `(batch * heads + head) * tokens + token`.
@@ -162,11 +163,8 @@ impl Strides {
     /// The strides of a contiguous tensor.
     #[must_use]
     pub const fn contiguous(shape: Shape) -> Self {
-        Self {
-            batch: shape.heads * shape.tokens * shape.dim,
-            heads: shape.tokens * shape.dim,
-            tokens: shape.dim,
-        }
+        let heads = shape.tokens.saturating_mul(shape.dim);
+        Self { batch: shape.heads.saturating_mul(heads), heads, tokens: shape.dim }
     }
 
     /// Elements from the first to one past the last that a tensor of this shape touches; 0 when it is empty.

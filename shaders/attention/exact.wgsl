@@ -77,19 +77,25 @@ fn value_pair(start: u32, channel: u32) -> vec2<f32> {
     return vec2<f32>(element(values[word_index(first)], first), element(values[word_index(second)], second));
 }
 
-// A number of the key that is not finite makes the score not finite, whatever the query: such a score is masked.
+// Whether the key that this invocation scored last is finite: tested on bits, since fast math may fold 0 * infinity away.
+var<private> key_is_finite: bool;
+
 fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) -> f32 {
     let start = row_start(params.key, kv_head, token);
     var sum = 0.0;
+    var finite = true;
     for (var pair = 0u; pair < PAIRS; pair++) {
-        sum += dot(query[pair], key_pair(start, 2u * pair));
+        let key = key_pair(start, 2u * pair);
+        finite = finite && is_finite(key.x) && is_finite(key.y);
+        sum += dot(query[pair], key);
     }
+    key_is_finite = finite;
     return sum;
 }
 
 fn is_masked(kv_head: u32, token: u32) -> bool {
     let start = row_start(params.value, kv_head, token);
-    var finite = true;
+    var finite = key_is_finite;
     for (var channel = 0u; channel < VALUE_DIM; channel += 2u) {
         let pair = value_pair(start, channel);
         finite = finite && is_finite(pair.x) && is_finite(pair.y);

@@ -79,6 +79,19 @@ fn store_f16_slot(slot: u32, pair: u32, numbers: vec2<f32>) {
     put(params.sections.slots + slot * SLOT_WORDS + pair, bits);
 }
 
+// The f16 of a raw number as the twin rounds it: infinite from 65520 on, NaN kept; pack2x16float promises neither.
+fn raw_f16(x: f32) -> u32 {
+    let sign = (bitcast<u32>(x) >> 16u) & 0x8000u;
+    let magnitude = bitcast<u32>(x) & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+        return sign | 0x7e00u;
+    }
+    if (magnitude >= bitcast<u32>(65520.0)) {
+        return sign | 0x7c00u;
+    }
+    return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
+}
+
 // f16 bits of a row's Anchor ratio, 1 where it is raw and 0 past the page's end.
 fn ratio_bits(page: Page, row: u32, rows_in_page: u32, first: u32) -> u32 {
     if (row >= rows_in_page) {
@@ -126,7 +139,8 @@ fn store_slot(page: Page, row: u32, pair: u32, found: Row, lower_start: u32, upp
     }
     let upper_numbers = vec2<f32>(upper_number(upper_start, channels.x), upper_number(upper_start, channels.y));
     if (raw) {
-        store_f16_slot(slot, pair, upper_numbers);
+        let word = raw_f16(upper_numbers.x) | (raw_f16(upper_numbers.y) << 16u);
+        put(params.sections.slots + slot * SLOT_WORDS + pair, word);
         return;
     }
     let lower_numbers = vec2<f32>(lower_number(lower_start, channels.x), lower_number(lower_start, channels.y));

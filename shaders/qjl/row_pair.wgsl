@@ -1,6 +1,6 @@
 // Loading two rows of a host's tensor for projecting, and what they are.
 
-// Largest magnitude of each row, 1 in z and w where a row holds a non-finite number.
+// Two rows: their indices, whether they are rows of the tensor, whether they are finite, and their largest magnitudes.
 struct RowPair {
     rows: vec2<u32>,
     inside: vec2<bool>,

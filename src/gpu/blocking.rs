@@ -15,14 +15,17 @@ impl Gpu {
     /// Waits until everything submitted so far has run.
     ///
     /// # Errors
-    /// [`Error::DeviceLost`] when it never will.
+    /// [`Error::DeviceLost`] when the device is known to be lost, [`Error::Device`] when waiting fails.
     pub fn wait_blocking(&self) -> Result<()> {
+        self.check_lost()?;
         let waited = self.device().poll(wgpu::PollType::wait_indefinitely());
-        waited.map(|_| ()).map_err(|cause| Error::DeviceLost { cause: cause.to_string() })
+        waited
+            .map(|_| ())
+            .map_err(|cause| Error::Device { what: "waiting".to_owned(), cause: cause.to_string() })
     }
 
     /// Awaits `future`, driving the device until it is ready: for futures of this library on a device that nobody else
-    /// polls.
+    /// polls. A read-back whose encoder was dropped is an error; one whose encoder is still held never comes.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -30,7 +33,7 @@ impl Gpu {
             if let std::task::Poll::Ready(result) = future.as_mut().poll(&mut context) {
                 return result;
             }
-            // A failing wait means a lost device, whose callbacks have run: the future will say so.
+            // Where waiting fails, mappings have failed with it, and the future says so when it is polled.
             let _ = self.wait_blocking();
         }
     }

@@ -15,7 +15,9 @@ mod shader;
 mod view;
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use blocking::adapters_blocking;
@@ -54,6 +56,8 @@ struct Shared {
     pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
     /// Why the device was lost, where it is our own.
     lost: Arc<Mutex<Option<String>>>,
+    /// Error scopes that a browser has not answered yet.
+    late: Mutex<Vec<Late>>,
 }
 
 /// A mutex whose holder cannot panic half-way through a change.
@@ -89,8 +93,8 @@ impl Gpu {
             }
         }
         let pipelines = Mutex::default();
-        let lost = Arc::default();
-        Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, lost }) })
+        let (lost, late) = (Arc::default(), Mutex::default());
+        Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, lost, late }) })
     }
 
     /// The wgpu device.
@@ -115,11 +119,11 @@ impl Gpu {
     /// their own.
     ///
     /// # Errors
-    /// What `record` returns; nothing is submitted then.
+    /// What `record` returns; nothing is submitted then. [`Error::Device`] when the device refuses what was recorded.
     pub fn submit<T>(&self, record: impl FnOnce(&mut wgpu::CommandEncoder) -> Result<T>) -> Result<T> {
         let mut encoder = self.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         let result = record(&mut encoder)?;
-        self.queue().submit([encoder.finish()]);
+        self.scoped("submit", 0, |_| self.queue().submit([encoder.finish()]))?;
         Ok(result)
     }
 
@@ -166,37 +170,77 @@ impl Gpu {
     }
 
     /// Runs `create` inside error scopes, so that no error reaches wgpu's default handler. Natively errors are known at
-    /// once; in a browser they arrive later, and the objects made are inert.
+    /// once. In a browser they arrive later: the objects made are then inert, and the read-backs of what they would have
+    /// computed end in the error.
     pub(crate) fn scoped<T>(
         &self,
         what: &str,
         bytes: u64,
         create: impl FnOnce(&wgpu::Device) -> T,
     ) -> Result<T> {
-        if let Some(cause) = lock(&self.shared.lost).clone() {
-            return Err(Error::DeviceLost { cause });
-        }
+        self.check_lost()?;
         let device = self.device();
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let made = create(device);
-        let errors = [ready(validation.pop()), ready(internal.pop()), ready(memory.pop())];
-        match errors.into_iter().flatten().next() {
-            None => Ok(made),
-            Some(wgpu::Error::OutOfMemory { .. }) => {
-                Err(Error::OutOfMemory { what: what.to_owned(), need: bytes })
+        let errors: [LateError; 3] =
+            [Box::pin(validation.pop()), Box::pin(internal.pop()), Box::pin(memory.pop())];
+        let mut context = Context::from_waker(Waker::noop());
+        for mut error in errors {
+            match error.as_mut().poll(&mut context) {
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(cause)) => return Err(device_error(what, bytes, &cause)),
+                Poll::Pending => lock(&self.shared.late).push(Late { what: what.to_owned(), bytes, error }),
             }
-            Some(other) => Err(Error::Device { what: what.to_owned(), cause: other.to_string() }),
         }
+        Ok(made)
+    }
+
+    /// The first error that came late, once all that were awaited have come.
+    fn poll_late_errors(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut late = lock(&self.shared.late);
+        let mut first = Ok(());
+        late.retain_mut(|late| match late.error.as_mut().poll(context) {
+            Poll::Pending => true,
+            Poll::Ready(None) => false,
+            Poll::Ready(Some(cause)) => {
+                if first.is_ok() {
+                    first = Err(device_error(&late.what, late.bytes, &cause));
+                }
+                false
+            }
+        });
+        if first.is_err() || late.is_empty() { Poll::Ready(first) } else { Poll::Pending }
+    }
+
+    /// [`Error::DeviceLost`] where the device is our own and known to be lost.
+    fn check_lost(&self) -> Result<()> {
+        lock(&self.shared.lost).clone().map_or(Ok(()), |cause| Err(Error::DeviceLost { cause }))
     }
 }
 
-/// The result of a future that is already there.
-fn ready<T>(future: impl Future<Output = Option<T>>) -> Option<T> {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::pin!(future).poll(&mut context) {
-        std::task::Poll::Ready(result) => result,
-        std::task::Poll::Pending => None,
+#[cfg(not(target_arch = "wasm32"))]
+type LateError = Pin<Box<dyn Future<Output = Option<wgpu::Error>> + Send>>;
+#[cfg(target_arch = "wasm32")]
+type LateError = Pin<Box<dyn Future<Output = Option<wgpu::Error>>>>;
+
+/// An error scope whose answer has not come.
+struct Late {
+    what: String,
+    bytes: u64,
+    error: LateError,
+}
+
+impl std::fmt::Debug for Late {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Late").field("what", &self.what).finish_non_exhaustive()
+    }
+}
+
+fn device_error(what: &str, need: u64, cause: &wgpu::Error) -> Error {
+    match cause {
+        wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory { what: what.to_owned(), need },
+        other => Error::Device { what: what.to_owned(), cause: other.to_string() },
     }
 }

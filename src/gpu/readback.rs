@@ -13,33 +13,85 @@ struct State {
     waker: Option<Waker>,
 }
 
+/// Tells the read-back what became of its mapping; dropped without a word when its encoder is dropped.
+struct Reporter(Arc<Mutex<State>>);
+
+impl Reporter {
+    fn report(&self, result: Result<(), String>) {
+        let mut state = lock(&self.0);
+        if state.done.is_none() {
+            state.done = Some(result);
+            if let Some(waker) = state.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.report(Err("the encoder that carries it was not submitted".to_owned()));
+    }
+}
+
 /// Bytes on their way to the host: a future that is ready once the submit that carries it has run. Natively somebody must
 /// poll the device meanwhile, or call [`wait_blocking`](Self::wait_blocking).
 #[derive(Debug)]
 #[must_use = "a read-back is awaited"]
 pub struct ReadBack {
     pub(super) gpu: Gpu,
-    what: String,
     staging: Option<wgpu::Buffer>,
     state: Arc<Mutex<State>>,
 }
 
+/// A read-back with its staging buffer, not yet recorded: what can fail has been done.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    gpu: Gpu,
+    buffer: wgpu::Buffer,
+    staging: Option<wgpu::Buffer>,
+}
+
+const WHAT: &str = "read-back";
+
+impl Prepared {
+    /// Records the copy and the mapping.
+    pub(crate) fn record(self, encoder: &mut wgpu::CommandEncoder) -> ReadBack {
+        let state = Arc::new(Mutex::new(State::default()));
+        match &self.staging {
+            None => lock(&state).done = Some(Ok(())),
+            Some(staging) => {
+                encoder.copy_buffer_to_buffer(&self.buffer, 0, staging, 0, Some(self.buffer.size()));
+                let reporter = Reporter(Arc::clone(&state));
+                encoder.map_buffer_on_submit(staging, wgpu::MapMode::Read, .., move |result| {
+                    reporter.report(result.map_err(|cause| cause.to_string()));
+                });
+            }
+        }
+        ReadBack { gpu: self.gpu, staging: self.staging, state }
+    }
+}
+
 impl ReadBack {
-    /// Schedules a copy of the whole `buffer`, which is a multiple of four bytes long.
+    /// Schedules a copy of the whole `buffer`.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] or [`Error::Limit`] when the staging buffer cannot be made, [`Error::Usage`] when `buffer`
-    /// cannot be copied from.
+    /// cannot be copied from, [`Error::Alignment`] when it does not end on a whole word.
     pub fn schedule(gpu: &Gpu, encoder: &mut wgpu::CommandEncoder, buffer: &wgpu::Buffer) -> Result<Self> {
-        let what = "read-back".to_owned();
+        Ok(Self::prepare(gpu, buffer)?.record(encoder))
+    }
+
+    /// Makes the staging buffer, so that nothing can fail once recording has begun.
+    pub(crate) fn prepare(gpu: &Gpu, buffer: &wgpu::Buffer) -> Result<Prepared> {
+        let what = WHAT.to_owned();
         if !buffer.usage().contains(wgpu::BufferUsages::COPY_SRC) {
             let have = format!("{:?}", buffer.usage());
             return Err(Error::Usage { what, want: "COPY_SRC".to_owned(), have });
         }
-        let state = Arc::new(Mutex::new(State::default()));
-        if buffer.size() == 0 {
-            lock(&state).done = Some(Ok(()));
-            return Ok(Self { gpu: gpu.clone(), what, staging: None, state });
+        if !buffer.size().is_multiple_of(4) {
+            let (want, have) = ("whole 32-bit words".to_owned(), format!("{} bytes", buffer.size()));
+            return Err(Error::Alignment { what, want, have });
         }
         let descriptor = wgpu::BufferDescriptor {
             label: Some("kvfold read-back"),
@@ -47,17 +99,12 @@ impl ReadBack {
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         };
-        let staging = gpu.scoped(&what, descriptor.size, |device| device.create_buffer(&descriptor))?;
-        encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, Some(buffer.size()));
-        let shared = Arc::clone(&state);
-        encoder.map_buffer_on_submit(&staging, wgpu::MapMode::Read, .., move |result| {
-            let mut state = lock(&shared);
-            state.done = Some(result.map_err(|cause| cause.to_string()));
-            if let Some(waker) = state.waker.take() {
-                waker.wake();
-            }
-        });
-        Ok(Self { gpu: gpu.clone(), what, staging: Some(staging), state })
+        let staging = if buffer.size() == 0 {
+            None
+        } else {
+            Some(gpu.scoped(WHAT, descriptor.size, |device| device.create_buffer(&descriptor))?)
+        };
+        Ok(Prepared { gpu: gpu.clone(), buffer: buffer.clone(), staging })
     }
 
     #[cfg(not(target_arch = "wasm32"))]
@@ -69,10 +116,9 @@ impl ReadBack {
         let Some(staging) = self.staging.take() else {
             return Ok(Vec::new());
         };
-        let mapped = staging.get_mapped_range(..);
-        let bytes = mapped
-            .map_err(|cause| Error::Device { what: self.what.clone(), cause: cause.to_string() })?
-            .to_vec();
+        let refused =
+            |cause: wgpu::MapRangeError| Error::Device { what: WHAT.to_owned(), cause: cause.to_string() };
+        let bytes = staging.get_mapped_range(..).map_err(refused)?.to_vec();
         staging.unmap();
         staging.destroy();
         Ok(bytes)
@@ -83,6 +129,12 @@ impl Future for ReadBack {
     type Output = Result<Vec<u8>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // What a browser says late of the objects that made these bytes: they would be zeros.
+        match self.gpu.poll_late_errors(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => {}
+        }
         let mut state = lock(&self.state);
         match state.done.clone() {
             None => {
@@ -95,11 +147,8 @@ impl Future for ReadBack {
             }
             Some(Err(cause)) => {
                 drop(state);
-                let lost = lock(&self.gpu.shared.lost).clone();
-                Poll::Ready(Err(match lost {
-                    Some(cause) => Error::DeviceLost { cause },
-                    None => Error::Device { what: self.what.clone(), cause },
-                }))
+                self.gpu.check_lost()?;
+                Poll::Ready(Err(Error::Device { what: WHAT.to_owned(), cause }))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::view::BoundView;
-use super::{Access, Gpu, Pipeline, Variant};
+use super::{Gpu, Pipeline, Variant};
 use crate::error::{Error, Result};
 
 /// Part of a buffer, bound to a kernel.
@@ -68,7 +68,6 @@ impl<'a> Recording<'a> {
         if let Some(window) = windows.iter().find(|window| window.size > limit) {
             return Err(Error::Limit { what: "bytes of one binding", need: window.size, have: limit });
         }
-        check_aliases(spec.name, spec.bindings.iter().skip(1), &windows)?;
         let uniform = self.uniform(spec.name, bytemuck::bytes_of(&dispatch.params))?;
         windows.insert(0, Window::whole(&uniform));
         let entries: Vec<wgpu::BindGroupEntry<'_>> =
@@ -125,21 +124,6 @@ fn entry(binding: u32, window: &Window) -> wgpu::BindGroupEntry<'_> {
         size: std::num::NonZeroU64::new(window.size),
     });
     wgpu::BindGroupEntry { binding, resource }
-}
-
-/// One dispatch cannot read and write the same buffer, even on disjoint ranges, nor write it through two bindings.
-fn check_aliases<'a>(
-    what: &'static str,
-    accesses: impl Iterator<Item = &'a Access>,
-    windows: &[Window],
-) -> Result<()> {
-    for (i, (window, access)) in windows.iter().zip(accesses).enumerate() {
-        let shared = windows.iter().enumerate().any(|(j, other)| j != i && other.buffer == window.buffer);
-        if *access == Access::Write && shared {
-            return Err(Error::Aliased { what, written: format!("binding {}", i + 1) });
-        }
-    }
-    Ok(())
 }
 
 /// Spreads workgroups over two dimensions, so that neither exceeds the device's limit; kernels guard the few too many.

@@ -125,6 +125,8 @@ impl KvView {
         }
         let window = window(&self.buffer, self.offset as u64 * size, end, gpu.caps())?;
         let first = (self.offset as u64 * size - window.offset) / size;
+        // Kernels count elements of the window in 32 bits.
+        index32((first + extent) as usize)?;
         let mut layout = [0; 4];
         let numbers =
             [first, self.strides.batch as u64, self.strides.heads as u64, self.strides.tokens as u64];

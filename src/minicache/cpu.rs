@@ -8,7 +8,7 @@ use half::f16;
 use super::config::{Cause, MergeOptions, Mode, Retention};
 use super::folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, check_merge, order_key};
 use super::slerp;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::{DType, Tensor, TensorView, decode, encode};
 
 /// Lanes that share a row, in twin and kernel.
@@ -140,7 +140,7 @@ fn anchor_ratio(row: &Row) -> f32 {
 /// The probe: cosine, norms and faults of every row pair, in `[batch, heads, tokens]` order.
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`] or [`Error::Limit`] when the tensors are no pair, [`Error::Range`] for bad options.
+/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) or [`Error::Limit`](crate::Error::Limit) when the tensors are no pair, [`Error::Range`](crate::Error::Range) for bad options.
 pub fn similarity(
     lower: &TensorView<'_>,
     upper: &TensorView<'_>,
@@ -238,7 +238,7 @@ pub fn arrange(causes: &[Option<Cause>], layout: &Layout, options: &MergeOptions
 /// Folds a pair of tensors, one of K or V of two layers.
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`] or [`Error::Limit`] when the tensors are no pair, [`Error::Range`] for bad options.
+/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) or [`Error::Limit`](crate::Error::Limit) when the tensors are no pair, [`Error::Range`](crate::Error::Range) for bad options.
 pub fn merge(lower: &TensorView<'_>, upper: &TensorView<'_>, options: &MergeOptions) -> Result<Folded> {
     let rows = similarity(lower, upper, options)?;
     let sizes = Layout::of(lower, upper, options.mode)?;
@@ -351,13 +351,10 @@ fn write_words(words: &mut [u32], start: usize, bytes: &[u8]) {
 /// upper layer, which is f16), merged rows as `magnitude * direction`.
 ///
 /// # Errors
-/// [`Error::Shape`] when the pages or stores are shorter than the layout needs.
+/// [`Error::Shape`](crate::Error::Shape) when a store or page does not fit the layout and totals.
 pub fn restore(folded: &Folded, which: Layer) -> Result<Tensor> {
     let layout = folded.layout;
-    let have = Totals { counts: folded.totals.counts, ..folded.totals }.bytes(&layout);
-    if folded.pages.len() != layout.pages() || folded.bytes() != have {
-        return Err(Error::shape("folded pair", format_args!("{have} bytes"), folded.bytes()));
-    }
+    folded.check()?;
     let mut bytes = Vec::with_capacity(layout.shape.bytes(layout.dtype));
     for (i, (_, _, token)) in layout.shape.iter_rows().enumerate() {
         let index = (i / layout.shape.tokens) * layout.pages_per_head() + token / PAGE;

@@ -69,8 +69,9 @@ impl Layout {
             return Err(Error::DType { what: "upper layer".to_owned(), want, have });
         }
         let layout = Self { shape: lower.0, dtype: lower.1, mode };
-        // Raw pages need the most: two side rows of up to `dim` words per row.
-        let words = layout.pages() as u64 * (2 * PAGE * layout.shape.dim) as u64;
+        // At most a slot of f16 and two raw rows of f32 for every row, a magnitude word, and the page table.
+        let row = layout.shape.dim.div_ceil(2) + 2 * layout.shape.dim + 1;
+        let words = layout.pages() as u64 * (PAGE * row + 3) as u64;
         if words > u64::from(u32::MAX) {
             return Err(Error::Limit { what: "32-bit word index", need: words, have: u64::from(u32::MAX) });
         }
@@ -96,8 +97,11 @@ impl Layout {
     /// Rows of a page: 32, or fewer in the last of a head.
     #[must_use]
     pub const fn page_rows(&self, page: usize) -> usize {
-        let first = page % self.pages_per_head() * PAGE;
-        let left = self.shape.tokens - first;
+        let pages = self.pages_per_head();
+        if pages == 0 {
+            return 0;
+        }
+        let left = self.shape.tokens - page % pages * PAGE;
         if left < PAGE { left } else { PAGE }
     }
 
@@ -249,6 +253,44 @@ impl Folded {
             side: section(at.side, need as u32).to_vec(),
             totals,
         })
+    }
+
+    /// Checks that stores are as long as the totals say and that every page lies within them.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] naming the first that does not fit.
+    pub fn check(&self) -> Result<()> {
+        let (layout, totals) = (&self.layout, &self.totals);
+        let wanted = [
+            ("page table", layout.pages(), self.pages.len()),
+            ("slots", totals.slots as usize * layout.slot_words(), self.slots.len()),
+            (
+                "magnitudes",
+                (totals.slots as usize * layout.magnitudes_per_slot()).div_ceil(2),
+                self.magnitudes.len(),
+            ),
+            ("side rows", totals.side as usize * layout.side_words(), self.side.len()),
+        ];
+        for (what, want, have) in wanted {
+            if want != have {
+                return Err(Error::shape(what, want, have));
+            }
+        }
+        for (index, page) in self.pages.iter().enumerate() {
+            let rows = layout.page_rows(index);
+            let (slots, side) = if page.is_raw() {
+                (0, 2 * rows)
+            } else {
+                let retained = page.retained & u32::MAX.checked_shr(32 - rows as u32).unwrap_or(0);
+                (u64::from(page.slots) + rows as u64, layout.page_side(rows, retained.count_ones() as usize))
+            };
+            let side = u64::from(page.side) + side as u64;
+            if slots > u64::from(totals.slots) || side > u64::from(totals.side) {
+                let want = format!("at most {} slots and {} side rows", totals.slots, totals.side);
+                return Err(Error::shape(format!("page {index}"), want, format_args!("{slots} and {side}")));
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of everything stored.

@@ -142,7 +142,7 @@ impl Kernels {
         (rows, pages): (Vec<Row>, Vec<Page>),
         totals: Totals,
     ) -> Result<Folding> {
-        let folded = self.minicache.encode_merge(encoder, decision, totals)?;
+        let folded = self.minicache.encode_merge(encoder, decision)?;
         let mut restore = |which| {
             let output = self.output("restored", layout.dtype, layout.shape)?;
             self.minicache.encode_restore(encoder, &folded, which, &output)?;

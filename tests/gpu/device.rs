@@ -9,6 +9,10 @@ use crate::Test;
 pub(crate) const TESTS: &[Test] = &[
     ("a_read_back_returns_what_was_uploaded", read_back),
     ("a_read_back_that_was_not_submitted_is_an_error", not_submitted),
+    ("a_read_back_whose_encoder_was_dropped_is_an_error", dropped),
+    ("a_read_back_of_half_a_word_is_refused", half_word),
+    ("what_a_device_refuses_at_submit_is_an_error", destroyed_buffer),
+    ("a_lost_device_is_an_error", lost),
     ("views_that_cannot_be_bound_say_why", refused_views),
     ("an_unknown_adapter_is_refused_by_name", unknown_adapter),
     ("a_buffer_beyond_the_limit_is_a_limit", too_large),
@@ -39,6 +43,54 @@ fn not_submitted(gpu: &Gpu) -> kvfold::Result<()> {
     let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     let error = ReadBack::schedule(gpu, &mut encoder, &buffer)?.wait_blocking().unwrap_err();
     assert!(error.to_string().contains("not submitted"), "{error}");
+    Ok(())
+}
+
+fn dropped(gpu: &Gpu) -> kvfold::Result<()> {
+    let buffer = gpu.upload("bytes", &[1, 2, 3, 4])?;
+    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    let read_back = ReadBack::schedule(gpu, &mut encoder, &buffer)?;
+    drop(encoder);
+    let error = gpu.block_on(read_back).unwrap_err();
+    assert!(error.to_string().contains("not submitted"), "{error}");
+    Ok(())
+}
+
+fn half_word(gpu: &Gpu) -> kvfold::Result<()> {
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 6,
+        usage: wgpu::BufferUsages::COPY_SRC,
+        mapped_at_creation: false,
+    });
+    let error = gpu.submit(|encoder| ReadBack::schedule(gpu, encoder, &buffer)).unwrap_err();
+    assert_eq!(error.to_string(), "read-back: wanted whole 32-bit words, had 6 bytes");
+    Ok(())
+}
+
+fn destroyed_buffer(gpu: &Gpu) -> kvfold::Result<()> {
+    let buffer = gpu.upload("bytes", &[1, 2, 3, 4])?;
+    buffer.destroy();
+    let error = gpu.submit(|encoder| ReadBack::schedule(gpu, encoder, &buffer)).unwrap_err();
+    assert!(matches!(error, Error::Device { .. }), "{error}");
+    Ok(())
+}
+
+fn lost(gpu: &Gpu) -> kvfold::Result<()> {
+    // A device of its own: the suite goes on with this one.
+    let own = Gpu::request_blocking(Request::default().name(gpu.caps().adapter.clone()))?;
+    let buffer = own.upload("bytes", &[1, 2, 3, 4])?;
+    own.device().destroy();
+    // The loss is reported when the device is next polled, or already was.
+    let _ = own.wait_blocking();
+    let errors = [
+        own.storage("after", 16).map(|_| ()).unwrap_err(),
+        own.submit(|encoder| ReadBack::schedule(&own, encoder, &buffer)).map(|_| ()).unwrap_err(),
+        own.wait_blocking().unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error:?}");
+    }
     Ok(())
 }
 

@@ -28,8 +28,8 @@ pub(crate) fn merge_on(
 ) -> kvfold::Result<FoldedBuffers> {
     let ops = Ops::new(gpu);
     let mut decision = gpu.submit(|encoder| ops.encode_decide(encoder, &views[0], &views[1], options))?;
-    let totals = gpu.block_on(decision.totals())?;
-    gpu.submit(|encoder| ops.encode_merge(encoder, &decision, totals))
+    gpu.block_on(decision.totals())?;
+    gpu.submit(|encoder| ops.encode_merge(encoder, &decision))
 }
 
 pub(crate) fn folded_of(gpu: &Gpu, folded: &FoldedBuffers) -> kvfold::Result<Folded> {
@@ -89,9 +89,9 @@ fn compare_rows(kernel: &Tensor, twin: &Tensor, folded: &Folded, context: &str) 
         let magnitude = finite.map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
         let ulp = if kernel.dtype() == DType::Bf16 { 2f32.powi(-7) } else { 2f32.powi(-10) };
         for (x, y) in a.iter().zip(&b_row) {
-            // A raw number that Compat rounded to f16 keeps its kind: not finite stays not finite or becomes the largest.
-            if !y.is_finite() || y.abs() >= 65504.0 {
-                assert!(!x.is_finite() || x.abs() >= 65504.0, "{x} {y}, row {row}, {context}");
+            // A raw number that Compat rounded to f16 keeps its kind, NaN or infinite.
+            if !y.is_finite() {
+                assert!(x == y || x.is_nan() && y.is_nan(), "{x} {y}, row {row}, {context}");
                 continue;
             }
             let tolerance = 3.0 * ulp * y.abs() + magnitude * 2f32.powi(-14);

@@ -22,7 +22,15 @@ pub struct Decision {
     pub(super) lower: KvView,
     pub(super) upper: KvView,
     pub(super) pages: wgpu::Buffer,
-    pub(super) totals: Option<ReadBack>,
+    pub(super) totals: Awaited,
+}
+
+/// Totals on their way, or come.
+#[derive(Debug)]
+pub(super) enum Awaited {
+    Coming(ReadBack),
+    Come(Totals),
+    Failed,
 }
 
 /// A folded pair on the device: one buffer of exactly what it holds, [`Sections`](crate::minicache::Sections) one after the
@@ -85,26 +93,40 @@ impl Decision {
         words(bytes).as_chunks::<3>().0.iter().map(page).collect()
     }
 
-    /// The totals, once the submit that carries the decision has run. They come once.
+    /// The totals, once the submit that carries the decision has run; [`encode_merge`](super::Ops::encode_merge) needs them to
+    /// have been awaited.
     ///
     /// # Errors
-    /// [`Error::Device`] or [`Error::DeviceLost`] when they do not come, or were taken before.
+    /// [`Error::Device`] or [`Error::DeviceLost`] when they do not come.
     pub async fn totals(&mut self) -> Result<Totals> {
-        let taken =
-            || Error::Device { what: "totals".to_owned(), cause: "they were taken before".to_owned() };
-        let bytes = self.totals.take().ok_or_else(taken)?.await?;
-        let status = words(&bytes);
-        let at = |index: u32| status.get(index as usize).copied().unwrap_or_default();
-        let counts = Counts {
-            merged: at(0),
-            non_finite: at(1),
-            sink: at(2),
-            rule: at(3),
-            antiparallel: at(4),
-            range: at(5),
-        };
-        Ok(Totals { slots: at(TOTALS_AT), side: at(TOTALS_AT + 1), raw_pages: at(TOTALS_AT + 2), counts })
+        if let Awaited::Coming(read_back) = std::mem::replace(&mut self.totals, Awaited::Failed) {
+            self.totals = Awaited::Come(parse_totals(&words(&read_back.await?)));
+        }
+        self.known_totals()
     }
+
+    /// The totals, where they have been awaited.
+    pub(super) fn known_totals(&self) -> Result<Totals> {
+        let cause = match &self.totals {
+            Awaited::Come(totals) => return Ok(*totals),
+            Awaited::Coming(_) => "they were not awaited",
+            Awaited::Failed => "they did not come",
+        };
+        Err(Error::Device { what: "totals of a decision".to_owned(), cause: cause.to_owned() })
+    }
+}
+
+fn parse_totals(status: &[u32]) -> Totals {
+    let at = |index: u32| status.get(index as usize).copied().unwrap_or_default();
+    let counts = Counts {
+        merged: at(0),
+        non_finite: at(1),
+        sink: at(2),
+        rule: at(3),
+        antiparallel: at(4),
+        range: at(5),
+    };
+    Totals { slots: at(TOTALS_AT), side: at(TOTALS_AT + 1), raw_pages: at(TOTALS_AT + 2), counts }
 }
 
 impl FoldedBuffers {

@@ -5,13 +5,15 @@ mod params;
 mod variants;
 
 pub use buffers::{Decision, FoldedBuffers, Rows};
+
+use buffers::Awaited;
 pub(crate) use variants::variants;
 
 use params::{ArrangeParams, MergeParams, RestoreParams, RetainParams, SimilarityParams, ThresholdParams};
 use variants::{arrange_variant, retain_variant, similarity_variant, store_variant, threshold_variant};
 
 use super::config::{MergeOptions, Retention};
-use super::folded::{Cut, Layer, Layout, PAGE, Page, Totals, check_merge};
+use super::folded::{Cut, Layer, Layout, PAGE, Page, check_merge};
 use crate::error::{Error, Result};
 use crate::gpu::{BoundView, Dispatch, Gpu, Kernel, KvView, ReadBack, Recording, ViewUse, Window};
 use crate::tensor::DType;
@@ -81,22 +83,22 @@ impl Ops {
         self.retain(&mut recording, &rows, &cuts, &bitmaps, &status, options)?;
         let pages = self.gpu.storage("page table", (layout.pages() * size_of::<Page>()) as u64)?;
         self.arrange(&mut recording, &layout, &bitmaps, &pages, &status, options)?;
+        let totals = ReadBack::prepare(&self.gpu, &status)?;
         recording.record(encoder);
-        let totals = Some(ReadBack::schedule(&self.gpu, encoder, &status)?);
+        let totals = Awaited::Coming(totals.record(encoder));
         Ok(Decision { rows, lower: lower.clone(), upper: upper.clone(), pages, totals })
     }
 
-    /// Records the fold of a decided pair into buffers made for it.
+    /// Records the fold of a decided pair into a buffer made for it. Its [totals](Decision::totals) have been awaited.
     ///
     /// # Errors
-    /// [`Error::Limit`] when a store exceeds one binding, [`Error::OutOfMemory`].
+    /// [`Error::Device`] when the totals have not come, [`Error::Limit`] when a store exceeds one binding, [`Error::OutOfMemory`].
     pub fn encode_merge(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         decision: &Decision,
-        totals: Totals,
     ) -> Result<FoldedBuffers> {
-        let layout = decision.rows.layout;
+        let (layout, totals) = (decision.rows.layout, decision.known_totals()?);
         let bytes = totals.bytes(&layout);
         let store = if bytes == 0 { None } else { Some(self.gpu.storage("folded pair", bytes)?) };
         let folded = FoldedBuffers { layout, totals, store };

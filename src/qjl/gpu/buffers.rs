@@ -2,10 +2,12 @@
 
 use half::f16;
 
-use super::super::{Counts, KeyScale, Projection, ProjectionKind, QuantizedValues, SketchedKeys};
+use super::super::{
+    Counts, KeyScale, Projection, ProjectionKind, QuantizedValues, SketchedKeys, check_projection,
+};
 use crate::error::Result;
 use crate::gpu::{Gpu, ReadBack, words};
-use crate::tensor::Shape;
+use crate::tensor::{Shape, checked_bytes};
 
 /// A projection on the device: the matrix, transposed, or the signs of Hadamard.
 #[derive(Clone, Debug)]
@@ -14,6 +16,8 @@ pub struct ProjectionBuffer {
     pub(super) head_dim: usize,
     pub(super) sketch_dim: usize,
     pub(super) factor: f32,
+    /// [`Projection::digest`]: what sketches made with it carry, so that none meets another.
+    pub(super) digest: u64,
     pub(super) buffer: wgpu::Buffer,
 }
 
@@ -28,8 +32,8 @@ impl ProjectionBuffer {
             (None, signs) => signs.unwrap_or_default().to_vec(),
         };
         let buffer = gpu.upload("projection", bytemuck::cast_slice(&words))?;
-        let (kind, factor) = (projection.kind(), projection.factor());
-        Ok(Self { kind, head_dim: columns, sketch_dim: rows, factor, buffer })
+        let (kind, factor, digest) = (projection.kind(), projection.factor(), projection.digest());
+        Ok(Self { kind, head_dim: columns, sketch_dim: rows, factor, digest, buffer })
     }
 
     /// Bytes of the buffer.
@@ -50,17 +54,18 @@ pub(super) struct Codes {
 impl Codes {
     pub(super) fn new(gpu: &Gpu, rows: usize, words_per_row: usize) -> Result<Self> {
         Ok(Self {
-            words: gpu.storage("codes", (rows * words_per_row * 4) as u64)?,
+            words: gpu.storage("codes", checked_bytes("codes", &[rows, words_per_row], 4)? as u64)?,
             scales: gpu.storage("scales", (rows.div_ceil(2) * 4) as u64)?,
             status: gpu.storage("status", 12)?,
         })
     }
 
-    fn upload(gpu: &Gpu, words: &[u32], scales: &[f16]) -> Result<Self> {
+    fn upload(gpu: &Gpu, words: &[u32], scales: &[f16], status: Counts) -> Result<Self> {
+        let status = [status.non_finite, status.zero, status.overflow];
         Ok(Self {
             words: gpu.upload("codes", bytemuck::cast_slice(words))?,
             scales: gpu.upload("scales", bytemuck::cast_slice(scales))?,
-            status: gpu.storage("status", 12)?,
+            status: gpu.upload("status", bytemuck::cast_slice(&status))?,
         })
     }
 
@@ -69,11 +74,13 @@ impl Codes {
     }
 
     fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
-        let schedule = |encoder: &mut wgpu::CommandEncoder, buffer| ReadBack::schedule(gpu, encoder, buffer);
+        let [words, scales, status] =
+            [&self.words, &self.scales, &self.status].map(|buffer| ReadBack::prepare(gpu, buffer));
+        let (words, scales, status) = (words?, scales?, status?);
         Ok(CodesReadBack {
-            words: schedule(encoder, &self.words)?,
-            scales: schedule(encoder, &self.scales)?,
-            status: schedule(encoder, &self.status)?,
+            words: words.record(encoder),
+            scales: scales.record(encoder),
+            status: status.record(encoder),
         })
     }
 }
@@ -103,18 +110,27 @@ pub struct SketchedKeyBuffers {
     pub(super) shape: Shape,
     pub(super) sketch_dim: usize,
     pub(super) key_scale: KeyScale,
+    /// Digest of the projection that they were sketched with.
+    pub(super) digest: u64,
     pub(super) codes: Codes,
 }
 
 impl SketchedKeyBuffers {
-    /// Copies sketched keys to the device. `key_scale` is what they were sketched with.
+    /// Copies sketched keys to the device. `projection` and `key_scale` are what they were sketched with.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) when words and scalars do not fit the shape, as [`Gpu::upload`].
-    pub fn upload(gpu: &Gpu, keys: &SketchedKeys, key_scale: KeyScale) -> Result<Self> {
+    pub fn upload(
+        gpu: &Gpu,
+        keys: &SketchedKeys,
+        key_scale: KeyScale,
+        projection: &Projection,
+    ) -> Result<Self> {
         keys.check()?;
-        let codes = Codes::upload(gpu, &keys.words, &keys.scale)?;
-        Ok(Self { shape: keys.shape, sketch_dim: keys.sketch_dim, key_scale, codes })
+        check_projection(keys.shape, keys.sketch_dim, projection)?;
+        let codes = Codes::upload(gpu, &keys.words, &keys.scale, keys.status)?;
+        let digest = projection.digest();
+        Ok(Self { shape: keys.shape, sketch_dim: keys.sketch_dim, key_scale, digest, codes })
     }
 
     /// Shape of the keys, `[batch, heads, tokens, head_dim]`.
@@ -161,7 +177,10 @@ impl QuantizedValueBuffers {
     /// [`Error::Shape`](crate::Error::Shape) when words and scales do not fit the shape, as [`Gpu::upload`].
     pub fn upload(gpu: &Gpu, values: &QuantizedValues) -> Result<Self> {
         values.check()?;
-        Ok(Self { shape: values.shape, codes: Codes::upload(gpu, &values.words, &values.scale)? })
+        Ok(Self {
+            shape: values.shape,
+            codes: Codes::upload(gpu, &values.words, &values.scale, values.status)?,
+        })
     }
 
     /// Shape of the values, `[batch, heads, tokens, value_dim]`.

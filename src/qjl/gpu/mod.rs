@@ -59,7 +59,8 @@ impl Ops {
         let mut recording = Recording::new(&self.gpu);
         self.quantize(&mut recording, keys, projection, scale, &codes)?;
         recording.record(encoder);
-        Ok(SketchedKeyBuffers { shape: keys.shape(), sketch_dim, key_scale: scale, codes })
+        let digest = projection.digest;
+        Ok(SketchedKeyBuffers { shape: keys.shape(), sketch_dim, key_scale: scale, digest, codes })
     }
 
     /// Records the coding of values, `[batch, heads, tokens, value_dim]`, in 8 bits.
@@ -295,6 +296,10 @@ fn geometry(queries: &KvView, keys: &SketchedKeyBuffers, projection: &Projection
     if keys.sketch_dim != projection.sketch_dim {
         let want = format!("{} bits as the projection has", projection.sketch_dim);
         return Err(Error::shape("sketched keys", want, keys.sketch_dim));
+    }
+    if keys.digest != projection.digest {
+        let want = format!("the one that sketched the keys, {:016x}", keys.digest);
+        return Err(Error::range("projection", want, format_args!("{:016x}", projection.digest)));
     }
     Ok(geometry)
 }

@@ -179,7 +179,8 @@ impl PlaneBuffer {
     /// # Errors
     /// As [`ReadBack::schedule`].
     pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[ReadBack; 2]> {
-        Ok([ReadBack::schedule(gpu, encoder, &self.store)?, ReadBack::schedule(gpu, encoder, &self.status)?])
+        let (store, status) = (ReadBack::prepare(gpu, &self.store)?, ReadBack::prepare(gpu, &self.status)?);
+        Ok([store.record(encoder), status.record(encoder)])
     }
 
     /// The codes on the host, in their canonical layout.
