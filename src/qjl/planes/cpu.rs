@@ -103,9 +103,9 @@ pub fn attend(
     let raw = |rows| Raw { codec, rows, length: &length };
     let keys = PlaneKeys { codes, centres, fields, raw: Some(raw(store.keys)) };
     let values = PlaneValues { codes: store.value_codes, raw: raw(store.values) };
-    let parts = attend_rows(geometry, &queries, &keys, &values, lengths, options)?;
+    let mut parts = attend_rows(geometry, &queries, &keys, &values, lengths, options)?;
     let mut out = Vec::with_capacity(geometry.output(store.values.shape().dim)?.elements());
-    for parts in parts.chunks_exact(values.width()) {
+    for parts in parts.chunks_exact_mut(values.width()) {
         values.finish(codec, parts, &mut out);
     }
     Ok(out)

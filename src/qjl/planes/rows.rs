@@ -236,32 +236,30 @@ impl Rows for PlaneKeys<'_> {
     }
 }
 
-/// Values as `[raw, codes, 1]`: raw rows first, and rotated codes apart from them with the sum of their weights.
+/// Values as `[raw, levels]`: raw rows first, and rotated ones apart from them. Levels rather than codes are summed: codes
+/// are all positive, and over thousands of tokens their sum would lose what is left after `(2^b - 1) sum w` is taken
+/// off. A kernel that sums codes takes it off tile by tile.
 pub(super) struct PlaneValues<'a> {
     pub(super) codes: &'a PlaneCodes,
     pub(super) raw: Raw<'a>,
 }
 
 impl PlaneValues<'_> {
-    /// Appends one query's output: `raw + R^T (2 codes - (2^b - 1) weights)`.
-    pub(super) fn finish(&self, codec: &Codec, parts: &[f32], out: &mut Vec<f32>) {
-        let dim = self.codes.shape.dim;
-        let (raw, codes, weights) = (&parts[..dim], &parts[dim..2 * dim], parts[2 * dim]);
+    /// Appends one query's output: `raw + R^T levels`.
+    pub(super) fn finish(&self, codec: &Codec, parts: &mut [f32], out: &mut Vec<f32>) {
+        let (raw, levels) = parts.split_at_mut(self.codes.shape.dim);
         for (segment, channels) in spans(self.codes.layout.segments()) {
-            let top = top_code(segment.planes);
-            let mut turned: Vec<f32> =
-                codes[channels.clone()].iter().map(|c| 2.0 * c - top * weights).collect();
             if let Some(rotation) = rotation(codec, segment) {
-                rotation.apply_transposed(&mut turned);
+                rotation.apply_transposed(&mut levels[channels]);
             }
-            out.extend(raw[channels].iter().zip(turned).map(|(raw, coded)| raw + coded));
         }
+        out.extend(raw.iter().zip(levels).map(|(raw, coded)| *raw + *coded));
     }
 }
 
 impl Rows for PlaneValues<'_> {
     fn width(&self) -> usize {
-        2 * self.codes.shape.dim + 1
+        2 * self.codes.shape.dim
     }
 
     fn read(&self, b: usize, h: usize, t: usize, row: &mut [f32]) -> Option<f32> {
@@ -270,12 +268,15 @@ impl Rows for PlaneValues<'_> {
         if self.raw.holds(b, t) {
             return self.raw.rows.read(b, h, t, &mut row[..dim]);
         }
-        let mut nu = [0.0];
-        if read_codes(self.codes, self.codes.shape.row(b, h, t), &mut row[dim..2 * dim], &mut nu).is_none() {
+        let (mut nu, levels) = ([0.0], &mut row[dim..]);
+        if read_codes(self.codes, self.codes.shape.row(b, h, t), levels, &mut nu).is_none() {
             row.fill(0.0);
             return None;
         }
-        row[2 * dim] = 1.0;
+        for (segment, channels) in spans(self.codes.layout.segments()) {
+            let top = top_code(segment.planes);
+            levels[channels].iter_mut().for_each(|c| *c = 2.0 * *c - top);
+        }
         Some(nu[0])
     }
 }
