@@ -53,10 +53,10 @@ struct Case {
     value_dim: usize,
     sketch_dim: usize,
     lengths: Vec<u32>,
-    options: AttendOptions,
+    options: AttendOptions<'static>,
 }
 
-fn options() -> impl Strategy<Value = AttendOptions> {
+fn options() -> impl Strategy<Value = AttendOptions<'static>> {
     let (window, cap, scale) = (1u32..90, 0.5f32..30.0, 0.05f32..1.0);
     let each = (any::<bool>(), prop::option::of(window), prop::option::of(cap), prop::option::of(scale));
     each.prop_map(|(causal, window, cap, scale)| {

@@ -8,7 +8,9 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> partials: array<f32>;
-@group(0) @binding(2) var<storage, read_write> output: array<u32>;
+// A logit for each query head that enters the denominator alone.
+@group(0) @binding(2) var<storage, read> sinks: array<f32>;
+@group(0) @binding(3) var<storage, read_write> output: array<u32>;
 
 fn row_bits(row: u32, channel: u32) -> u32 {
     let first = row * params.splits * PARTIAL_STRIDE;
@@ -23,6 +25,12 @@ fn row_bits(row: u32, channel: u32) -> u32 {
         let weight = exp(max(partials[base] - largest, -200.0));
         sum += weight * partials[base + 1u];
         number += weight * partials[base + 2u + channel];
+    }
+    if (HAS_SINKS && sum > 0.0) {
+        let sink = sinks[(row / params.view.tokens) % params.view.heads];
+        let rescale = exp(max(min(largest - sink, 0.0), -200.0));
+        sum = sum * rescale + exp(max(min(sink - largest, 0.0), -200.0));
+        number *= rescale;
     }
     // A query that saw nothing has a sum of 0 and a row of zeros.
     return round_to_bits(select(number / max(sum, 1.1754944e-38), 0.0, sum == 0.0));

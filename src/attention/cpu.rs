@@ -17,7 +17,7 @@ pub fn exact(
     keys: &TensorView<'_>,
     values: &TensorView<'_>,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f32>> {
     let g = Geometry::of(queries.shape(), keys.shape())?;
     g.check_values(values.shape())?;

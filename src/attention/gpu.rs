@@ -63,9 +63,10 @@ impl Pass {
         g: Geometry,
         value_dim: usize,
         spans: &[Vec<Span>],
-        options: &AttendOptions,
+        options: &AttendOptions<'_>,
     ) -> Result<Vec<Self>> {
         options.validate()?;
+        g.check_sinks(options)?;
         let rows = g.batch * g.query_heads * g.queries;
         let tiles = g.tokens.div_ceil(WORKGROUP).max(1);
         let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
@@ -107,7 +108,7 @@ impl Pass {
         g: Geometry,
         value_dim: usize,
         lengths: Option<&[u32]>,
-        options: &AttendOptions,
+        options: &AttendOptions<'_>,
     ) -> Result<Self> {
         let spans = [whole(&g.lengths(lengths)?)];
         let mut passes = Self::all(gpu, g, value_dim, &spans, options)?;
@@ -120,8 +121,14 @@ impl Pass {
     }
 
     /// Records the combining of all splits into `output`.
-    pub(crate) fn combine(&self, recording: &mut Recording<'_>, gpu: &Gpu, output: &KvView) -> Result<()> {
-        combine(recording, gpu, &self.partials, self.params.all_splits, output)
+    pub(crate) fn combine(
+        &self,
+        recording: &mut Recording<'_>,
+        gpu: &Gpu,
+        options: &AttendOptions<'_>,
+        output: &KvView,
+    ) -> Result<()> {
+        combine(recording, gpu, &self.partials, self.params.all_splits, options, output)
     }
 }
 
@@ -131,13 +138,15 @@ pub(crate) fn combine(
     gpu: &Gpu,
     partials: &wgpu::Buffer,
     splits: u32,
+    options: &AttendOptions<'_>,
     output: &KvView,
 ) -> Result<()> {
+    let sinks = gpu.upload("sink logits", bytemuck::cast_slice(options.sink_logits.unwrap_or_default()))?;
     let (window, view) = output.bind_output("attention output", gpu)?;
     recording.add(Dispatch {
-        variant: combine_variant(output.shape().dim, output.dtype()),
+        variant: combine_variant(output.shape().dim, output.dtype(), options.sink_logits.is_some()),
         params: CombineParams { view, splits, padding: [0; 3] },
-        buffers: &[Window::whole(partials), window],
+        buffers: &[Window::whole(partials), Window::whole(&sinks), window],
         workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
     })
 }
@@ -179,9 +188,12 @@ pub(crate) fn flash_constants(value_dim: usize) -> [Const; 3] {
     ]
 }
 
-fn combine_variant(value_dim: usize, dtype: DType) -> Variant {
-    let constants =
-        [Const::U32("HEAD_DIM", value_dim as u32), Const::U32("PARTIAL_STRIDE", partial_stride(value_dim))];
+fn combine_variant(value_dim: usize, dtype: DType, sinks: bool) -> Variant {
+    let constants = [
+        Const::Bool("HAS_SINKS", sinks),
+        Const::U32("HEAD_DIM", value_dim as u32),
+        Const::U32("PARTIAL_STRIDE", partial_stride(value_dim)),
+    ];
     Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
 }
 
@@ -207,7 +219,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     let mut variants = Vec::new();
     for dims in [[1, 1], [64, 64], [192, 128], [80, 80], [511, 512]] {
         for stored in DType::ALL {
-            variants.push(combine_variant(dims[1], stored));
+            variants.extend([false, true].map(|sinks| combine_variant(dims[1], stored, sinks)));
             for (query, native) in [(DType::F16, true), (DType::Bf16, false), (DType::F32, false)] {
                 let even = dims.map(|dim| dim % 2 == 0);
                 let variant = exact_variant(dims, [query, stored], even, native);
@@ -246,7 +258,7 @@ impl Ops {
         keys: &KvView,
         values: &KvView,
         lengths: Option<&[u32]>,
-        options: &AttendOptions,
+        options: &AttendOptions<'_>,
         output: &KvView,
     ) -> Result<()> {
         let geometry = Geometry::of(queries.shape(), keys.shape())?;
@@ -261,7 +273,7 @@ impl Ops {
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
             self.exact(&mut recording, &pass, [queries, keys, values])?;
-            pass.combine(&mut recording, &self.gpu, output)?;
+            pass.combine(&mut recording, &self.gpu, options, output)?;
         }
         recording.record(encoder);
         Ok(())

@@ -22,7 +22,7 @@ pub(crate) use rows::{Rows, attend_rows, dot, score_rows};
 /// How scores become weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct AttendOptions {
+pub struct AttendOptions<'a> {
     /// Factor on every score; `None` is `1 / sqrt(key_dim)`.
     pub scale: Option<f32>,
     /// A query sees no key after its own position.
@@ -31,9 +31,12 @@ pub struct AttendOptions {
     pub window: Option<u32>,
     /// Scaled scores become `cap * tanh(x / cap)`.
     pub soft_cap: Option<f32>,
+    /// A learned logit for each query head that enters the softmax's denominator and nothing else, neither scaled nor
+    /// capped (attention sinks as gpt-oss has them).
+    pub sink_logits: Option<&'a [f32]>,
 }
 
-impl AttendOptions {
+impl<'a> AttendOptions<'a> {
     /// Sets the factor on every score.
     #[must_use]
     pub const fn scale(mut self, scale: f32) -> Self {
@@ -62,10 +65,18 @@ impl AttendOptions {
         self
     }
 
+    /// Sets the sink logits, one for each query head.
+    #[must_use]
+    pub const fn sink_logits(mut self, logits: &'a [f32]) -> Self {
+        self.sink_logits = Some(logits);
+        self
+    }
+
     /// Checks every option that is set.
     ///
     /// # Errors
-    /// [`Error::Range`] when the scale or the soft cap is not a finite number above 0, or the window is 0.
+    /// [`Error::Range`] when the scale or the soft cap is not a finite number above 0, or the window is 0;
+    /// [`Error::NonFinite`] naming the first sink logit that is not finite.
     pub fn validate(&self) -> Result<()> {
         let numbers = [("attention scale", self.scale), ("soft cap", self.soft_cap)];
         for (what, number) in numbers {
@@ -76,7 +87,11 @@ impl AttendOptions {
         if self.window == Some(0) {
             return Err(Error::range("window", "at least 1 token", 0));
         }
-        Ok(())
+        let mut logits = self.sink_logits.unwrap_or_default().iter().enumerate();
+        match logits.find(|(_, logit)| !logit.is_finite()) {
+            Some((index, &value)) => Err(Error::NonFinite { what: "sink logits".to_owned(), index, value }),
+            None => Ok(()),
+        }
     }
 
     /// The factor on every score for this key dimension.
@@ -165,6 +180,16 @@ impl Geometry {
         values.check_equal("values", Shape { dim: values.dim, ..self.kv_shape() })
     }
 
+    /// Checks that there is one sink logit for each query head, where there are any.
+    pub(crate) fn check_sinks(&self, options: &AttendOptions<'_>) -> Result<()> {
+        match options.sink_logits {
+            Some(logits) if logits.len() != self.query_heads => {
+                Err(Error::shape("sink logits", format_args!("[{}]", self.query_heads), logits.len()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// One length per sequence: those given, or all tokens.
     pub(crate) fn lengths(&self, lengths: Option<&[u32]>) -> Result<Vec<usize>> {
         let Some(lengths) = lengths else { return Ok(vec![self.tokens; self.batch]) };
@@ -237,6 +262,27 @@ mod tests {
         let out =
             exact(&queries.view(), &keys.view(), &values.view(), None, &AttendOptions::default()).unwrap();
         assert!((out[0] - 5.0).abs() < 1e-5 && (out[1] - 4.0).abs() < 1e-5, "{out:?}");
+    }
+
+    #[test]
+    fn sink_logits_enter_the_denominator_alone() {
+        // Scores ln 3 and 0 of each head; the first head's sink weighs 4, the second's next to nothing.
+        let queries = tensor(2, 1, &[1.0, 1.0]);
+        let keys = tensor(1, 2, &[3.0f32.ln(), 0.0]);
+        let values = tensor(1, 2, &[4.0, 8.0]);
+        let sinks = [4.0f32.ln(), -80.0];
+        let options = AttendOptions::default().sink_logits(&sinks);
+        let attend =
+            |options: &AttendOptions<'_>| exact(&queries.view(), &keys.view(), &values.view(), None, options);
+        let out = attend(&options).unwrap();
+        assert!((out[0] - 2.5).abs() < 1e-5 && (out[1] - 5.0).abs() < 1e-5, "{out:?}");
+        // A sink alone: the query sees nothing.
+        let nothing = exact(&queries.view(), &keys.view(), &values.view(), Some(&[0]), &options).unwrap();
+        assert_eq!(nothing, [0.0, 0.0]);
+        let error = attend(&AttendOptions::default().sink_logits(&sinks[..1])).unwrap_err();
+        assert_eq!(error.to_string(), "sink logits: wanted [2], had 1");
+        let error = attend(&AttendOptions::default().sink_logits(&[0.0, f32::NAN])).unwrap_err();
+        assert!(matches!(error, Error::NonFinite { index: 1, .. }), "{error}");
     }
 
     #[test]

@@ -149,6 +149,17 @@ impl Online {
     }
 }
 
+impl Online {
+    /// Takes a logit that has a weight and no value.
+    fn take_sink(&mut self, logit: f32, out: &mut [f32]) {
+        let max = self.max.max(logit);
+        let rescale = (self.max - max).exp();
+        self.max = max;
+        self.sum = self.sum * rescale + (logit - max).exp();
+        out.iter_mut().for_each(|x| *x *= rescale);
+    }
+}
+
 /// Attention over rows, online over tiles of [`TILE`] tokens: `[batch, query_heads, queries, values.width()]`.
 pub(crate) fn attend_rows(
     g: Geometry,
@@ -156,7 +167,7 @@ pub(crate) fn attend_rows(
     keys: &impl Rows,
     values: &impl Rows,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f32>> {
     options.validate()?;
     let lengths = g.lengths(lengths)?;
@@ -190,7 +201,11 @@ pub(crate) fn attend_rows(
                 state.take(&tile, logit, out);
             }
         }
-        for (state, out) in states.iter().zip(out.chunks_exact_mut(value_dim)).filter(|(s, _)| s.sum > 0.0) {
+        let each = states.iter_mut().zip(out.chunks_exact_mut(value_dim)).enumerate();
+        for (i, (state, out)) in each.filter(|(_, (state, _))| state.sum > 0.0) {
+            if let Some(logits) = options.sink_logits {
+                state.take_sink(logits[head * g.group + i / g.queries], out);
+            }
             out.iter_mut().for_each(|x| *x /= state.sum);
         }
     }

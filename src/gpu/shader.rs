@@ -83,7 +83,7 @@ impl Kernel {
                 &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
-            Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Write]),
+            Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
             }

@@ -126,7 +126,7 @@ pub fn attend(
     projection: &Projection,
     key_scale: KeyScale,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f32>> {
     let (geometry, queries, keys) = sketch_rows(queries, keys, projection, key_scale)?;
     geometry.check_values(values.shape)?;

@@ -107,7 +107,7 @@ pub fn attend(
     projection: &Projection,
     key_scale: KeyScale,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f64>> {
     let g = Geometry::of(queries.shape(), keys.shape)?;
     g.check_values(values.shape)?;
@@ -134,7 +134,7 @@ pub fn exact(
     keys: &TensorView<'_>,
     values: &TensorView<'_>,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f64>> {
     let g = Geometry::of(queries.shape(), keys.shape())?;
     g.check_values(values.shape())?;
@@ -164,9 +164,10 @@ pub(super) fn softmax(
     value: impl Fn(usize, usize, usize) -> Option<Vec<f64>>,
     value_dim: usize,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f64>> {
     options.validate()?;
+    g.check_sinks(options)?;
     let lengths = g.lengths(lengths)?;
     let scale = f64::from(options.scale_for(g.key_dim));
     let mut out = Vec::with_capacity(g.output(value_dim)?.elements());
@@ -185,8 +186,10 @@ pub(super) fn softmax(
             let x = options.soft_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh());
             seen.extend(value(b, h / g.group, t as usize).map(|v| (x, v)));
         }
-        let max = seen.iter().fold(f64::MIN, |max, (x, _)| max.max(*x));
-        let sum: f64 = seen.iter().map(|(x, _)| (x - max).exp()).sum();
+        let sink = options.sink_logits.map_or(f64::MIN, |logits| f64::from(logits[h]));
+        let max = seen.iter().fold(sink, |max, (x, _)| max.max(*x));
+        let sunk = if options.sink_logits.is_some() { (sink - max).exp() } else { 0.0 };
+        let sum: f64 = sunk + seen.iter().map(|(x, _)| (x - max).exp()).sum::<f64>();
         let column = |c: usize| seen.iter().map(|(x, v)| (x - max).exp() / sum * v[c]).sum();
         out.extend((0..value_dim).map(|c| -> f64 { column(c) }));
     }

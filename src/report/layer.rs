@@ -24,7 +24,7 @@ pub(super) struct Queries<'a> {
     pub(super) keys: &'a Tensor,
     /// Of each sequence, the position after its last query: what lies further on no query sees.
     pub(super) lengths: Vec<u32>,
-    pub(super) options: AttendOptions,
+    pub(super) options: AttendOptions<'static>,
     /// Of each sequence, the queries that stand on tokens and not on padding.
     real: Vec<usize>,
 }

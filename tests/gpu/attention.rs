@@ -70,7 +70,13 @@ fn masks(gpu: &Gpu) -> kvfold::Result<()> {
     let case = Case::new(5, [3, 1, 777], [80, 80], 7, 3);
     let plain = AttendOptions::default();
     for lengths in [None, Some([0, 1, 777].as_slice())] {
-        for options in [plain.causal(true), plain.window(130), plain.soft_cap(5.0).scale(0.3)] {
+        let sinks = [-3.0, 0.0, 1.5, 40.0, -90.0, 2.0, 0.5];
+        for options in [
+            plain.causal(true),
+            plain.window(130),
+            plain.soft_cap(5.0).scale(0.3),
+            plain.causal(true).sink_logits(&sinks),
+        ] {
             check(gpu, [&case.queries, &case.keys, &case.values], lengths, &options)?;
         }
     }

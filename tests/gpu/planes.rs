@@ -249,8 +249,8 @@ fn check(
 
 fn attend(gpu: &Gpu) -> kvfold::Result<()> {
     for (seed, (options, dims, rope)) in (40..).zip(settings()) {
-        let case = Case::new(seed, [2, 2, 150], dims, [1, 3, 7, 8][usize::from(seed) % 4], 2);
-        let coded = Coded::new(gpu, &case, options.recent(40), rope)?;
+        let case = Case::new(seed, [2, 2, 90], dims, [1, 3, 7, 8][usize::from(seed) % 4], 1);
+        let coded = Coded::new(gpu, &case, options.recent(30), rope)?;
         check(gpu, &case, &coded, None, &AttendOptions::default())?;
     }
     Ok(())
@@ -260,8 +260,9 @@ fn masks(gpu: &Gpu) -> kvfold::Result<()> {
     let case = Case::new(5, [3, 1, 777], [80, 80], 7, 3);
     let plain = AttendOptions::default();
     let coded = Coded::new(gpu, &case, PlanesOptions::default(), rope(80, 80, RopeLayout::HalfSplit))?;
-    for lengths in [None, Some([0, 1, 777].as_slice()), Some(&[3, 66, 400])] {
-        for options in [plain.causal(true), plain.window(130), plain.soft_cap(5.0).scale(0.3)] {
+    let sinks = [-3.0, 0.0, 1.5, 40.0, -90.0, 2.0, 0.5];
+    for lengths in [Some([0, 1, 777].as_slice()), Some(&[3, 66, 400])] {
+        for options in [plain.causal(true).sink_logits(&sinks), plain.window(130).soft_cap(5.0).scale(0.3)] {
             check(gpu, &case, &coded, lengths, &options)?;
         }
     }

@@ -50,7 +50,7 @@ struct Case {
     planes: PlanesOptions,
     start: u32,
     lengths: Vec<u32>,
-    options: AttendOptions,
+    options: AttendOptions<'static>,
 }
 
 const DIMS: [usize; 10] = [1, 8, 16, 48, 64, 80, 96, 128, 256, 511];
@@ -74,7 +74,7 @@ fn planes() -> impl Strategy<Value = PlanesOptions> {
     )
 }
 
-fn options() -> impl Strategy<Value = AttendOptions> {
+fn options() -> impl Strategy<Value = AttendOptions<'static>> {
     let (window, cap, scale) = (1u32..90, 0.5f32..30.0, 0.05f32..0.3);
     let each = (any::<bool>(), prop::option::of(window), prop::option::of(cap), prop::option::of(scale));
     each.prop_map(|(causal, window, cap, scale)| {

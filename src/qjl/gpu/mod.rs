@@ -122,7 +122,7 @@ impl Ops {
         values: &QuantizedValueBuffers,
         projection: &ProjectionBuffer,
         lengths: Option<&[u32]>,
-        options: &AttendOptions,
+        options: &AttendOptions<'_>,
         output: &KvView,
     ) -> Result<()> {
         let geometry = geometry(queries, keys, projection)?;
@@ -133,7 +133,7 @@ impl Ops {
         if output.shape().elements() > 0 {
             let sketches = self.project(&mut recording, queries, projection)?;
             self.attend(&mut recording, &pass, &sketches, keys, values, factor(keys, projection))?;
-            pass.combine(&mut recording, &self.gpu, output)?;
+            pass.combine(&mut recording, &self.gpu, options, output)?;
         }
         recording.record(encoder);
         Ok(())

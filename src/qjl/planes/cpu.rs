@@ -92,7 +92,7 @@ pub fn attend(
     queries: &TensorView<'_>,
     store: &Stored<'_>,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f32>> {
     let geometry = codec.check_attend(queries.shape(), store)?;
     let length = geometry.lengths(lengths)?;

@@ -271,7 +271,7 @@ pub fn attend(
     queries: &TensorView<'_>,
     store: &Stored<'_>,
     lengths: Option<&[u32]>,
-    options: &AttendOptions,
+    options: &AttendOptions<'_>,
 ) -> Result<Vec<f64>> {
     let g = codec.check_attend(queries.shape(), store)?;
     let length = g.lengths(lengths)?;

@@ -173,7 +173,7 @@ impl Ops {
         stored: &Stored<'_>,
         codec: &CodecBuffer,
         lengths: Option<&[u32]>,
-        options: &AttendOptions,
+        options: &AttendOptions<'_>,
         output: &KvView,
     ) -> Result<()> {
         let Stored { keys, key_codes, values, value_codes, tables, positions } = *stored;
@@ -199,7 +199,7 @@ impl Ops {
                 Exact::new(&self.gpu).exact(&mut recording, pass, [queries, keys, values])?;
             }
             let joined = self.unrotate(&mut recording, coded, codec)?;
-            combine(&mut recording, &self.gpu, &joined, 1, output)?;
+            combine(&mut recording, &self.gpu, &joined, 1, options, output)?;
         }
         recording.record(encoder);
         Ok(())
