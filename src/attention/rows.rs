@@ -170,6 +170,7 @@ pub(crate) fn attend_rows(
     options: &AttendOptions<'_>,
 ) -> Result<Vec<f32>> {
     options.validate()?;
+    g.check_sinks(options)?;
     let lengths = g.lengths(lengths)?;
     let value_dim = values.width();
     let mut out = vec![0.0; g.output(value_dim)?.elements()];
