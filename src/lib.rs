@@ -37,6 +37,8 @@ pub mod minicache;
 pub mod qjl;
 pub mod report;
 pub mod rope;
+#[cfg(feature = "gpu")]
+pub mod selftest;
 pub mod tensor;
 
 pub use capture::Capture;

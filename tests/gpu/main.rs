@@ -21,6 +21,7 @@ mod planes;
 mod qjl;
 mod report;
 mod rows;
+mod selftest;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -73,6 +74,7 @@ fn tests() -> Vec<Test> {
         planes::TESTS,
         report::TESTS,
         golden::TESTS,
+        selftest::TESTS,
     ]
     .concat()
 }

@@ -1,0 +1,31 @@
+//! What `kvfold doctor` runs.
+
+use kvfold::selftest::selftest;
+use kvfold::{Capture, Error, Gpu};
+
+use crate::Test;
+
+pub(crate) const TESTS: &[Test] =
+    &[("the_self_test_passes_on_every_check", passes), ("the_self_test_ends_when_asked_to", cancelled)];
+
+fn passes(gpu: &Gpu) -> kvfold::Result<()> {
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/web/samples/smollm2_prose_s128.safetensors");
+    let checks = gpu.block_on(selftest(gpu, Some(&Capture::open(sample)?), &mut |_, _| true))?;
+    for check in &checks {
+        assert!(check.passed(), "{check:?}");
+    }
+    // On made-up rows all but Hadamard, which needs a power of two; on the capture all.
+    assert_eq!(checks.len(), (1 + 9 + 1 + 3 + 8) + (1 + 9 + 1 + 6 + 8));
+    // Folds and codes may agree to the last bit; sums of attention in another order do not.
+    let attention = checks.iter().filter(|check| check.kernel.contains("atten"));
+    assert!(
+        attention.clone().count() == 15 && attention.filter(|check| check.apart > Some(0.0)).count() > 10
+    );
+    Ok(())
+}
+
+fn cancelled(gpu: &Gpu) -> kvfold::Result<()> {
+    let error = gpu.block_on(selftest(gpu, None, &mut |done, _| done < 1)).unwrap_err();
+    assert!(matches!(error, Error::Cancelled { done: 1, of: 11 }), "{error}");
+    Ok(())
+}
