@@ -30,6 +30,8 @@ mod types;
 mod work;
 
 pub use options::{OptionsEcho, ReportOptions};
+#[doc(hidden)] // for the command line alone
+pub use totals::counted;
 pub use types::{
     Baselines, Bytes, CaptureShape, Causes, FoldFigures, KeyFigures, LayerFigures, LayerShape,
     MiniCacheTotals, Pair, PairFigures, QjlFigures, QjlTotals, Report, SkippedPair, Totals,

@@ -35,11 +35,6 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{size:.1} {unit}")
 }
 
-/// `1 layer`, `2 layers`.
-pub(crate) fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-}
-
 /// JSON over several lines, with a newline at the end.
 pub(crate) fn json(value: &impl Serialize) -> String {
     // Every type that is printed has text keys and finite numbers or null, which always serialise.
@@ -58,6 +53,5 @@ mod tests {
             assert_eq!(bytes(count), text);
         }
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
-        assert_eq!((counted(1, "layer"), counted(0, "layer")), ("1 layer".to_owned(), "0 layers".to_owned()));
     }
 }

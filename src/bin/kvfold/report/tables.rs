@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table};
 use kvfold::minicache::{Mode, Retention};
-use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, Report};
+use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, Report, counted};
 
-use crate::text::{NOTICE, STRONG, bytes, counted, figure};
+use crate::text::{NOTICE, STRONG, bytes, figure};
 
 /// The whole report.
 pub(crate) fn report(report: &Report, source: &str, note: Option<&str>, took: Duration) -> String {
@@ -39,9 +39,9 @@ fn header(report: &Report, source: &str, note: Option<&str>) -> String {
     let model = report.model.as_ref().map(|model| format!(", {model}")).unwrap_or_default();
     let shape = report.shape;
     let sizes = [
-        counted(shape.layers, "layer"),
-        counted(shape.batch, "sequence"),
-        counted(shape.tokens, "token"),
+        counted(shape.layers as u64, "layer"),
+        counted(shape.batch as u64, "sequence"),
+        counted(shape.tokens as u64, "token"),
         bytes(report.totals.bytes.bytes_before),
     ];
     format!(
@@ -65,7 +65,7 @@ fn folding(options: &OptionsEcho) -> String {
         Retention::Never => "none raw by rule".to_owned(),
     };
     let arc = if options.mode == Mode::Anchor { String::new() } else { format!(", t {}", options.slerp_t) };
-    format!("{mode}{arc}, {raw}, first {} raw", counted(options.sinks as usize, "token"))
+    format!("{mode}{arc}, {raw}, first {} raw", counted(options.sinks.into(), "token"))
 }
 
 /// The options of QJL in words.
@@ -181,7 +181,7 @@ fn totals(report: &Report) -> String {
     let mut table = table(&["", "before", "after", "ratio", ""], 1);
     let plan = format!(
         "{} from {} of the depth, {} of {} rows merged",
-        counted(minicache.planned_pairs, "pair"),
+        counted(minicache.planned_pairs as u64, "pair"),
         report.options.start_frac,
         minicache.merged,
         minicache.rows
