@@ -10,8 +10,8 @@ use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, R
 use crate::text::{NOTICE, STRONG, bytes, figure};
 
 /// The whole report.
-pub(crate) fn report(report: &Report, source: &str, note: Option<&str>, took: Duration) -> String {
-    let mut text = header(report, source, note);
+pub(crate) fn report(report: &Report, source: &str, took: Duration) -> String {
+    let mut text = header(report, source);
     let mut section = |title: &str, rest: &str, body: &str| {
         // Writing to a String cannot fail.
         let _ = write!(text, "\n{STRONG}{title}{STRONG:#}  {rest}\n{body}\n");
@@ -27,16 +27,16 @@ pub(crate) fn report(report: &Report, source: &str, note: Option<&str>, took: Du
     text
 }
 
-fn header(report: &Report, source: &str, note: Option<&str>) -> String {
+fn header(report: &Report, source: &str) -> String {
     let on = match &report.adapter {
         None => "the CPU twins".to_owned(),
         Some(adapter) => {
             let software = if report.software { ", software" } else { "" };
-            format!("{adapter} ({}{software})", report.backend)
+            format!("{} ({}{software})", adapter, report.backend)
         }
     };
-    let note = note.map(|note| format!(" ({note})")).unwrap_or_default();
-    let model = report.model.as_ref().map(|model| format!(", {model}")).unwrap_or_default();
+    let why = report.fallback.as_ref().map(|why| format!(" ({})", why)).unwrap_or_default();
+    let model = report.model.as_ref().map(|model| format!(", {}", model)).unwrap_or_default();
     let shape = report.shape;
     let sizes = [
         counted(shape.layers as u64, "layer"),
@@ -45,7 +45,7 @@ fn header(report: &Report, source: &str, note: Option<&str>) -> String {
         bytes(report.totals.bytes.bytes_before),
     ];
     format!(
-        "{STRONG}kvfold {}{STRONG:#} on {on}{note}\n{source}{model}: {}\n",
+        "{STRONG}kvfold {}{STRONG:#} on {on}{why}\n{source}{model}: {}\n",
         report.version,
         sizes.join(", ")
     )
