@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, Table};
 use kvfold::minicache::{Mode, Retention};
 use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, Report, counted};
 
-use crate::text::{NOTICE, STRONG, bytes, figure};
+use crate::text::{NOTICE, STRONG, bytes, figure, plain};
 
 /// The whole report.
 pub(crate) fn report(report: &Report, source: &str, took: Duration) -> String {
@@ -32,11 +32,12 @@ fn header(report: &Report, source: &str) -> String {
         None => "the CPU twins".to_owned(),
         Some(adapter) => {
             let software = if report.software { ", software" } else { "" };
-            format!("{} ({}{software})", adapter, report.backend)
+            format!("{} ({}{software})", plain(adapter), report.backend)
         }
     };
-    let why = report.fallback.as_ref().map(|why| format!(" ({})", why)).unwrap_or_default();
-    let model = report.model.as_ref().map(|model| format!(", {}", model)).unwrap_or_default();
+    let why = report.fallback.as_ref().map(|why| format!(" ({})", plain(why))).unwrap_or_default();
+    let model = report.model.as_ref().map(|model| format!(", {}", plain(model))).unwrap_or_default();
+    let source = plain(source);
     let shape = report.shape;
     let sizes = [
         counted(shape.layers as u64, "layer"),
