@@ -1,11 +1,12 @@
 //! A report's numbers from the CPU twins.
 
-use super::layer::{LayerSketch, Queries};
+use super::layer::Attended;
 use super::pair::{Both, SpanFold};
+use super::queries::Slice;
 use super::span::Span;
 use crate::error::Result;
 use crate::minicache::{Layer, MergeOptions, cpu as minicache};
-use crate::qjl::{KeyScale, Projection, cpu as qjl};
+use crate::qjl::{KeyScale, Projection, QuantizedValues, SketchedKeys, cpu as qjl};
 use crate::tensor::Tensor;
 
 /// Folds and restores a pair's keys or values.
@@ -29,18 +30,31 @@ pub(super) fn fold(both: Both<'_>, spans: &[Span], options: &MergeOptions) -> Re
     spans.iter().map(fold).collect()
 }
 
-/// Sketches a layer and attends its queries.
-pub(super) fn sketch(
-    queries: &Queries<'_>,
-    values: &Tensor,
-    projection: &Projection,
+/// A sketched layer.
+pub(super) struct Sketch<'a> {
+    projection: &'a Projection,
     scale: KeyScale,
-) -> Result<LayerSketch> {
-    let keys = qjl::quantize(&queries.keys.view(), projection, scale)?;
-    let values = qjl::quantize_values(&values.view())?;
-    let view = queries.queries.view();
-    let scores = qjl::scores(&view, &keys, projection, scale)?;
-    let (lengths, options) = (Some(queries.lengths.as_slice()), &queries.options);
-    let output = qjl::attend(&view, &keys, &values, projection, scale, lengths, options)?;
-    Ok(LayerSketch { scores, output, values })
+    keys: SketchedKeys,
+    pub(super) values: QuantizedValues,
+}
+
+impl<'a> Sketch<'a> {
+    pub(super) fn new(
+        keys: &Tensor,
+        values: &Tensor,
+        projection: &'a Projection,
+        scale: KeyScale,
+    ) -> Result<Self> {
+        let keys = qjl::quantize(&keys.view(), projection, scale)?;
+        Ok(Self { projection, scale, keys, values: qjl::quantize_values(&values.view())? })
+    }
+
+    pub(super) fn attend(&self, slice: &Slice<'_>) -> Result<Attended> {
+        let Self { projection, scale, keys, values } = self;
+        let (queries, lengths) = (slice.queries.view(), Some(slice.lengths.as_slice()));
+        Ok(Attended {
+            scores: qjl::scores(&queries, keys, projection, *scale)?,
+            output: qjl::attend(&queries, keys, values, projection, *scale, lengths, &slice.options)?,
+        })
+    }
 }

@@ -1,17 +1,19 @@
-//! A report's numbers from the kernels: every layer is copied to the device once, a pair takes two submits, a layer one.
+//! A report's numbers from the kernels: every layer is copied to the device once, a pair takes two submits, a layer one and
+//! another for each slice of its queries.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::layer::{LayerSketch, Queries};
+use super::layer::Attended;
 use super::pair::SpanFold;
+use super::queries::{SLICE, Slice};
 use super::span::Span;
 use super::work::At;
 use crate::error::Result;
 use crate::gpu::{Gpu, KvView, ReadBack, words};
 use crate::minicache::gpu::{Decision, Ops as MiniCache, Rows};
 use crate::minicache::{Layer as Which, Layout, MergeOptions, Page, Row, Totals};
-use crate::qjl::gpu::{Ops as Qjl, ProjectionBuffer};
-use crate::qjl::{KeyScale, Projection};
+use crate::qjl::gpu::{Ops as Qjl, ProjectionBuffer, QuantizedValueBuffers, SketchedKeyBuffers};
+use crate::qjl::{KeyScale, Projection, QuantizedValues};
 use crate::tensor::{DType, Shape, Strides, Tensor};
 
 /// Layers kept on the device: those of the pair at work.
@@ -31,7 +33,16 @@ pub(super) struct Kernels {
 struct LayerViews {
     keys: KvView,
     values: KvView,
-    queries: Option<KvView>,
+}
+
+/// A sketched layer: on the device, and the values' codes on the host too.
+pub(super) struct Sketch {
+    gpu: Gpu,
+    ops: Qjl,
+    projection: ProjectionBuffer,
+    keys: SketchedKeyBuffers,
+    buffers: QuantizedValueBuffers,
+    pub(super) values: QuantizedValues,
 }
 
 /// A span's decision on its way, with the rows it was made from.
@@ -63,21 +74,13 @@ impl Kernels {
         }
     }
 
-    fn upload(&self, tensor: &Tensor) -> Result<KvView> {
-        let buffer = self.gpu.upload("capture", tensor.bytes())?;
-        Ok(KvView::new(&buffer, tensor.dtype(), tensor.shape()))
-    }
-
     /// The layer on the device, copied there unless it still is.
     fn resident(&mut self, at: At<'_>) -> Result<LayerViews> {
         if let Some((_, views)) = self.layers.iter().find(|(index, _)| *index == at.index) {
             return Ok(views.clone());
         }
-        let views = LayerViews {
-            keys: self.upload(at.keys)?,
-            values: self.upload(&at.layer.values)?,
-            queries: at.layer.queries.as_ref().map(|queries| self.upload(queries)).transpose()?,
-        };
+        let views =
+            LayerViews { keys: upload(&self.gpu, at.keys)?, values: upload(&self.gpu, &at.layer.values)? };
         if self.layers.len() == RESIDENT {
             self.layers.pop_front();
         }
@@ -144,18 +147,12 @@ impl Kernels {
     ) -> Result<Folding> {
         let folded = self.minicache.encode_merge(encoder, decision)?;
         let mut restore = |which| {
-            let output = self.output("restored", layout.dtype, layout.shape)?;
+            let output = output(&self.gpu, "restored", layout.dtype, layout.shape)?;
             self.minicache.encode_restore(encoder, &folded, which, &output)?;
             ReadBack::schedule(&self.gpu, encoder, output.buffer())
         };
         let restored = [restore(Which::Lower)?, restore(Which::Upper)?];
         Ok(Folding { layout, rows, pages, totals, bytes: folded.bytes(), restored })
-    }
-
-    /// A contiguous tensor for a kernel to write.
-    fn output(&self, label: &str, dtype: DType, shape: Shape) -> Result<KvView> {
-        let bytes = (shape.bytes(dtype) as u64).next_multiple_of(4);
-        Ok(KvView::new(&self.gpu.storage(label, bytes)?, dtype, shape))
     }
 
     fn projection(&mut self, projection: &Projection) -> Result<ProjectionBuffer> {
@@ -167,41 +164,49 @@ impl Kernels {
         Ok(buffer)
     }
 
-    /// Sketches a layer and attends its queries.
+    /// Bytes that a tensor over queries may have.
+    pub(super) fn slice_bytes(&self) -> u64 {
+        SLICE.min(self.gpu.caps().max_storage_buffer_binding_size)
+    }
+
+    /// Sketches a layer.
     pub(super) async fn sketch(
         &mut self,
         at: At<'_>,
-        queries: &Queries<'_>,
         projection: &Projection,
         scale: KeyScale,
-    ) -> Result<LayerSketch> {
+    ) -> Result<Sketch> {
         let views = self.resident(at)?;
         let projection = self.projection(projection)?;
-        let view = match &views.queries {
-            Some(view) => view.clone(),
-            None => self.upload(queries.queries)?,
-        };
-        let asked = view.shape();
-        let scores = Shape::new(asked.batch, asked.heads, asked.tokens, views.keys.shape().tokens)?;
-        let scores = self.output("scores", DType::F32, scores)?;
-        let output = Shape::new(asked.batch, asked.heads, asked.tokens, views.values.shape().dim)?;
-        let output = self.output("attention output", DType::F32, output)?;
-        let (lengths, options) = (Some(queries.lengths.as_slice()), &queries.options);
-        let (values, codes, scores, output) = self.gpu.submit(|encoder| {
+        let (keys, values, codes) = self.gpu.submit(|encoder| {
             let keys = self.qjl.encode_quantize(encoder, &views.keys, &projection, scale)?;
             let values = self.qjl.encode_quantize_values(encoder, &views.values)?;
-            self.qjl.encode_scores(encoder, &view, &keys, &projection, &scores)?;
-            self.qjl.encode_attend(encoder, &view, &keys, &values, &projection, lengths, options, &output)?;
             let codes = values.read_back(&self.gpu, encoder)?;
-            let scores = ReadBack::schedule(&self.gpu, encoder, scores.buffer())?;
-            let output = ReadBack::schedule(&self.gpu, encoder, output.buffer())?;
-            Ok((values, codes, scores, output))
+            Ok((keys, values, codes))
         })?;
-        Ok(LayerSketch {
-            values: values.parse(codes).await?,
-            scores: floats(&scores.await?),
-            output: floats(&output.await?),
-        })
+        let codes = values.parse(codes).await?;
+        let (gpu, ops) = (self.gpu.clone(), self.qjl.clone());
+        Ok(Sketch { gpu, ops, projection, keys, buffers: values, values: codes })
+    }
+}
+
+impl Sketch {
+    /// Scores a slice of queries and attends with it.
+    pub(super) async fn attend(&self, slice: &Slice<'_>) -> Result<Attended> {
+        let Self { gpu, ops, projection, keys, buffers, .. } = self;
+        let Shape { batch, heads, tokens, .. } = slice.queries.shape();
+        let asked = |dim| Shape::new(batch, heads, tokens, dim);
+        let queries = upload(gpu, &slice.queries)?;
+        let scores = output(gpu, "scores", DType::F32, asked(keys.shape().tokens)?)?;
+        let attended = output(gpu, "attention output", DType::F32, asked(buffers.shape().dim)?)?;
+        let (lengths, options) = (Some(slice.lengths.as_slice()), &slice.options);
+        let (scores, attended) = gpu.submit(|encoder| {
+            ops.encode_scores(encoder, &queries, keys, projection, &scores)?;
+            ops.encode_attend(encoder, &queries, keys, buffers, projection, lengths, options, &attended)?;
+            let scores = ReadBack::schedule(gpu, encoder, scores.buffer())?;
+            Ok((scores, ReadBack::schedule(gpu, encoder, attended.buffer())?))
+        })?;
+        Ok(Attended { scores: floats(&scores.await?), output: floats(&attended.await?) })
     }
 }
 
@@ -222,6 +227,17 @@ impl Folding {
             restored: [tensor(lower.await?)?, tensor(upper.await?)?],
         })
     }
+}
+
+fn upload(gpu: &Gpu, tensor: &Tensor) -> Result<KvView> {
+    let buffer = gpu.upload("capture", tensor.bytes())?;
+    Ok(KvView::new(&buffer, tensor.dtype(), tensor.shape()))
+}
+
+/// A contiguous tensor for a kernel to write.
+fn output(gpu: &Gpu, label: &str, dtype: DType, shape: Shape) -> Result<KvView> {
+    let bytes = (shape.bytes(dtype) as u64).next_multiple_of(4);
+    Ok(KvView::new(&gpu.storage(label, bytes)?, dtype, shape))
 }
 
 /// The span's rows of a view of the whole capture.

@@ -1,101 +1,65 @@
 //! Figures of a layer under QJL and the baselines, from what twins or kernels found.
 
+use super::queries::{Queries, Slice, is_finite};
 use super::types::{Baselines, KeyFigures, LayerFigures, LayerShape, QjlFigures};
-use crate::attention::{self, AttendOptions};
-use crate::capture::{Capture, Layer};
+use super::work::Sketch;
+use crate::attention;
+use crate::capture::Layer;
 use crate::error::Result;
 use crate::metrics::{self, Correlation, RelativeError};
 use crate::qjl::{QuantizedValues, cpu::dequantize_values};
 use crate::tensor::{DType, Shape, Tensor, TensorView};
 
-/// What an engine found of a layer's sketch on the captured queries.
-pub(super) struct LayerSketch {
-    /// Estimated scores, `[batch, query_heads, queries, tokens]`.
+/// What some store makes of a slice of queries.
+pub(super) struct Attended {
+    /// Scores, `[batch, query_heads, queries, tokens]`.
     pub(super) scores: Vec<f32>,
     /// Attention output, `[batch, query_heads, queries, value_dim]`.
     pub(super) output: Vec<f32>,
-    /// The values that attention read.
-    pub(super) values: QuantizedValues,
 }
 
-/// How a layer's captured queries attend.
-pub(super) struct Queries<'a> {
-    pub(super) queries: &'a Tensor,
-    pub(super) keys: &'a Tensor,
-    /// Of each sequence, the position after its last query: what lies further on no query sees.
-    pub(super) lengths: Vec<u32>,
-    pub(super) options: AttendOptions<'static>,
-    /// Of each sequence, the queries that stand on tokens and not on padding.
-    real: Vec<usize>,
-}
-
-impl<'a> Queries<'a> {
-    /// The queries of a layer; `None` where there is nothing to attend.
-    pub(super) fn of(capture: &'a Capture, index: usize, keys: &'a Tensor) -> Option<Self> {
-        let queries = capture.layers.get(index)?.queries.as_ref()?;
-        if queries.shape().elements() == 0 || keys.shape().elements() == 0 {
-            return None;
-        }
-        let sequences = (0..capture.batch()).map(|sequence| {
-            let positions = capture.query_positions(index, sequence)?;
-            let real = capture.length(sequence).saturating_sub(positions.start).min(positions.len());
-            Some((u32::try_from(positions.end).ok()?, real))
-        });
-        let (lengths, real) = sequences.collect::<Option<Vec<_>>>()?.into_iter().unzip();
-        let mut options = AttendOptions::default().causal(true);
-        options.scale = capture.info.attn_scale;
-        options.window = capture.info.sliding_window.get(index).copied().flatten();
-        Some(Self { queries, keys, lengths, options, real })
-    }
-
-    /// Every captured query, as `(batch, head, query)`, with its row among all, if it stands on a token and is finite.
-    fn rows(&self) -> impl Iterator<Item = (usize, (usize, usize, usize))> {
-        let view = self.queries.view();
-        let real = |&(_, (b, h, i)): &(usize, (usize, usize, usize))| {
-            self.real.get(b).is_some_and(|&real| i < real) && is_finite(&view, b, h, i)
-        };
-        let rows: Vec<_> = self.queries.shape().iter_rows().enumerate().filter(real).collect();
-        rows.into_iter()
-    }
-
+impl Attended {
     /// Exact attention over these keys and values.
-    fn attend(&self, keys: &TensorView<'_>, values: &TensorView<'_>) -> Result<Vec<f32>> {
-        attention::exact(&self.queries.view(), keys, values, Some(&self.lengths), &self.options)
-    }
-
-    /// Correlation of scores over every key that a query sees.
-    fn correlation(&self, exact: &[f32], estimated: &[f32], seen: &[bool]) -> Option<f64> {
-        let mut all = Correlation::default();
-        let shape = self.queries.shape();
-        let keys = self.keys.shape();
-        let group = attention::heads_ratio(shape.heads, keys.heads).ok()?;
-        for (row, (b, h, i)) in self.rows() {
-            let length = *self.lengths.get(b)? as usize;
-            let visible = self.options.visible(length, shape.tokens, i);
-            let scores = row * keys.tokens + visible.start..row * keys.tokens + visible.end;
-            let first = keys.row(b, h / group, 0);
-            let seen = seen.get(first + visible.start..first + visible.end)?;
-            let pairs = exact.get(scores.clone())?.iter().zip(estimated.get(scores)?);
-            pairs.zip(seen).filter(|(_, seen)| **seen).for_each(|((x, y), _)| all.add(*x, *y));
-        }
-        all.value()
-    }
-
-    /// Relative error of an attention output.
-    fn error(&self, exact: &[f32], output: &[f32], value_dim: usize) -> Option<f64> {
-        let mut error = RelativeError::default();
-        for (row, _) in self.rows() {
-            let numbers = row * value_dim..(row + 1) * value_dim;
-            error.add(exact.get(numbers.clone())?, output.get(numbers)?);
-        }
-        error.value()
+    fn exact(slice: &Slice<'_>, keys: &TensorView<'_>, values: &TensorView<'_>) -> Result<Self> {
+        let queries = slice.queries.view();
+        Ok(Self {
+            scores: attention::exact_scores(&queries, keys)?,
+            output: attention::exact(&queries, keys, values, Some(&slice.lengths), &slice.options)?,
+        })
     }
 }
 
-fn is_finite(view: &TensorView<'_>, batch: usize, head: usize, token: usize) -> bool {
-    let mut row = vec![0.0; view.shape().dim];
-    view.read_row(batch, head, token, &mut row);
-    row.iter().all(|x| x.is_finite())
+/// The fidelity of one store over all slices.
+#[derive(Default)]
+struct Fidelity {
+    scores: Correlation,
+    output: RelativeError,
+}
+
+impl Fidelity {
+    /// Adds the scores of every finite key that a query sees, and every output. `finite` has one entry for each key row.
+    fn add(&mut self, slice: &Slice<'_>, exact: &Attended, found: &Attended, finite: &[bool]) {
+        let rows = slice.queries.shape().rows();
+        for (row, first, tokens) in slice.rows() {
+            let part = |numbers| row_of(numbers, rows, row);
+            let [x, y] = [exact, found].map(|all| part(&all.scores).get(tokens.clone()).unwrap_or_default());
+            let seen = finite.get(first + tokens.start..first + tokens.end).unwrap_or_default();
+            let pairs = x.iter().zip(y).zip(seen).filter(|(_, seen)| **seen);
+            pairs.for_each(|((x, y), _)| self.scores.add(*x, *y));
+            self.output.add(part(&exact.output), part(&found.output));
+        }
+    }
+
+    fn fill(&self, figures: &mut KeyFigures) {
+        figures.score_correlation = self.scores.value();
+        figures.output_relative_error = self.output.value();
+    }
+}
+
+/// One of `rows` rows of equal length.
+fn row_of(numbers: &[f32], rows: usize, row: usize) -> &[f32] {
+    let width = numbers.len() / rows.max(1);
+    numbers.get(row * width..(row + 1) * width).unwrap_or_default()
 }
 
 /// Keys after one of the baselines, as f32.
@@ -113,30 +77,33 @@ fn decoded(values: &QuantizedValues) -> Result<Tensor> {
     Tensor::from_f32(&numbers, DType::F32, values.shape)
 }
 
-/// Fills in what is measured on the queries.
-pub(super) fn measure(
+/// Fills in what is measured on the queries, no tensor over them being larger than `slice_bytes`.
+pub(super) async fn measure(
     queries: &Queries<'_>,
     values: &Tensor,
-    sketch: &LayerSketch,
+    sketch: &Sketch<'_>,
+    slice_bytes: u64,
     into: &mut LayerFigures,
 ) -> Result<()> {
-    let keys = queries.keys.view();
-    let value_dim = values.shape().dim;
-    let seen: Vec<bool> = keys.shape().iter_rows().map(|(b, h, t)| is_finite(&keys, b, h, t)).collect();
-    let scores = attention::exact_scores(&queries.queries.view(), &keys)?;
-    let output = queries.attend(&keys, &values.view())?;
-    let fill = |figures: &mut KeyFigures, estimated: &[f32], attended: &[f32]| {
-        figures.score_correlation = queries.correlation(&scores, estimated, &seen);
-        figures.output_relative_error = queries.error(&output, attended, value_dim);
-    };
-    fill(&mut into.qjl.figures, &sketch.scores, &sketch.output);
-    let values = decoded(&sketch.values)?;
-    let Baselines { int8, int4 } = &mut into.baselines;
-    for (code, figures) in [(metrics::int8_row as fn(&mut [f32]), int8), (metrics::int4_row, int4)] {
-        let keys = coded(&keys, code)?;
-        let estimated = attention::exact_scores(&queries.queries.view(), &keys.view())?;
-        fill(figures, &estimated, &queries.attend(&keys.view(), &values.view())?);
+    let (keys, raw) = (queries.keys.view(), values.view());
+    let finite: Vec<bool> = keys.shape().iter_rows().map(|(b, h, t)| is_finite(&keys, b, h, t)).collect();
+    let baselines = [coded(&keys, metrics::int8_row)?, coded(&keys, metrics::int4_row)?];
+    let values = decoded(sketch.values())?;
+    // Scores, sketches of queries (a number more than bits) and outputs with two sums and padding.
+    let width = keys.shape().tokens.max(into.qjl.sketch_dim + 1).max(raw.shape().dim + 5);
+    let [mut qjl, mut int8, mut int4] = [(); 3].map(|()| Fidelity::default());
+    for slice in queries.slices(width, slice_bytes) {
+        let slice = slice?;
+        let exact = Attended::exact(&slice, &keys, &raw)?;
+        qjl.add(&slice, &exact, &sketch.attend(&slice).await?, &finite);
+        for (keys, fidelity) in baselines.iter().zip([&mut int8, &mut int4]) {
+            fidelity.add(&slice, &exact, &Attended::exact(&slice, &keys.view(), &values.view())?, &finite);
+        }
     }
+    let Baselines { int8: eight, int4: four } = &mut into.baselines;
+    qjl.fill(&mut into.qjl.figures);
+    int8.fill(eight);
+    int4.fill(four);
     Ok(())
 }
 

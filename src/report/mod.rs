@@ -24,12 +24,15 @@ mod gpu;
 mod layer;
 mod options;
 mod pair;
+mod queries;
 mod span;
 mod totals;
 mod types;
 mod work;
 
 pub use options::{OptionsEcho, ReportOptions};
+#[doc(hidden)] // for the command line alone
+pub use totals::counted;
 pub use types::{
     Baselines, Bytes, CaptureShape, Causes, FoldFigures, KeyFigures, LayerFigures, LayerShape,
     MiniCacheTotals, Pair, PairFigures, QjlFigures, QjlTotals, Report, SkippedPair, Totals,
@@ -100,6 +103,7 @@ pub async fn report(
         backend,
         adapter,
         software,
+        fallback: None,
         model: capture.info.model.clone(),
         options: options.into(),
         shape: CaptureShape { layers: count, batch: capture.batch(), tokens: capture.tokens() },
@@ -121,11 +125,50 @@ pub fn report_blocking(
     engine: &Engine,
     progress: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Report> {
-    let report = report(capture, options, engine, progress);
+    wait(engine, report(capture, options, engine, progress))
+}
+
+/// [`report`], by the CPU twins where the device turns out too small or is lost; [`Report::fallback`] then says why. The
+/// progress begins again with none done.
+///
+/// # Errors
+/// As [`report`], without [`Error::Limit`], [`Error::OutOfMemory`] and [`Error::DeviceLost`].
+pub async fn report_or_cpu(
+    capture: &Capture,
+    options: &ReportOptions,
+    engine: &Engine,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Report> {
+    match report(capture, options, engine, progress).await {
+        Err(cause @ (Error::Limit { .. } | Error::OutOfMemory { .. } | Error::DeviceLost { .. })) => {
+            let mut report = report(capture, options, &Engine::Cpu, progress).await?;
+            report.fallback = Some(cause.to_string());
+            Ok(report)
+        }
+        result => result,
+    }
+}
+
+/// [`report_or_cpu`], waiting for it; on a device that nobody else polls.
+///
+/// # Errors
+/// As [`report_or_cpu`].
+#[cfg(not(target_arch = "wasm32"))]
+pub fn report_or_cpu_blocking(
+    capture: &Capture,
+    options: &ReportOptions,
+    engine: &Engine,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Report> {
+    wait(engine, report_or_cpu(capture, options, engine, progress))
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn wait<T>(engine: &Engine, future: impl Future<Output = T>) -> T {
     match engine {
-        Engine::Cpu => at_once(report),
+        Engine::Cpu => at_once(future),
         #[cfg(feature = "gpu")]
-        Engine::Gpu(gpu) => gpu.block_on(report),
+        Engine::Gpu(gpu) => gpu.block_on(future),
     }
 }
 

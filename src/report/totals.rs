@@ -114,6 +114,19 @@ fn all_raw(pairs: &[Pair], options: &ReportOptions) -> String {
     format!("all rows of the planned pairs stay raw: {}", told.collect::<Vec<_>>().join(", "))
 }
 
-fn counted(count: u64, noun: &str) -> String {
+/// `1 layer`, `2 layers`: a count as the verdict writes it.
+#[must_use]
+pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        let texts = [0, 1, 2].map(|count| counted(count, "layer"));
+        assert_eq!(texts, ["0 layers", "1 layer", "2 layers"]);
+    }
 }

@@ -17,6 +17,8 @@ pub struct Report {
     pub adapter: Option<String>,
     /// Whether a program on the CPU computed this: right, but no measure of a GPU's speed.
     pub software: bool,
+    /// Why the CPU twins computed this, where a device was to be found and was not, or gave out; else `None`.
+    pub fallback: Option<String>,
     /// The model's name, where the capture says it.
     pub model: Option<String>,
     /// What was asked for.

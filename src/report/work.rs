@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 #[cfg(feature = "gpu")]
 use super::gpu;
-use super::layer::{self, LayerSketch, Queries};
+use super::layer::{self, Attended};
 use super::pair::{self, Both, SpanFold};
+use super::queries::{Queries, SLICE, Slice};
 use super::span::Span;
 use super::types::{LayerFigures, Pair, PairFigures, SkippedPair};
 use super::{Engine, ReportOptions, cpu};
 use crate::capture::{Capture, Layer};
 use crate::error::Result;
-use crate::qjl::Projection;
+use crate::qjl::{KeyScale, Projection, QuantizedValues};
 use crate::tensor::Tensor;
 
 /// A layer of the capture, with its index and its keys.
@@ -47,17 +48,52 @@ impl Device {
         }
     }
 
-    async fn sketch(
+    async fn sketch<'a>(
         &mut self,
         at: At<'_>,
-        queries: &Queries<'_>,
-        projection: &Projection,
-        options: &ReportOptions,
-    ) -> Result<LayerSketch> {
+        projection: &'a Projection,
+        scale: KeyScale,
+    ) -> Result<Sketch<'a>> {
         match self {
-            Self::Cpu => cpu::sketch(queries, &at.layer.values, projection, options.key_scale),
+            Self::Cpu => Ok(Sketch::Cpu(cpu::Sketch::new(at.keys, &at.layer.values, projection, scale)?)),
             #[cfg(feature = "gpu")]
-            Self::Gpu(kernels) => kernels.sketch(at, queries, projection, options.key_scale).await,
+            Self::Gpu(kernels) => Ok(Sketch::Gpu(kernels.sketch(at, projection, scale).await?)),
+        }
+    }
+
+    /// Bytes that a tensor over queries may have.
+    fn slice_bytes(&self) -> u64 {
+        match self {
+            Self::Cpu => SLICE,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(kernels) => kernels.slice_bytes(),
+        }
+    }
+}
+
+/// A sketched layer, ready for queries.
+pub(super) enum Sketch<'a> {
+    Cpu(cpu::Sketch<'a>),
+    #[cfg(feature = "gpu")]
+    Gpu(gpu::Sketch),
+}
+
+impl Sketch<'_> {
+    /// The values that attention reads.
+    pub(super) fn values(&self) -> &QuantizedValues {
+        match self {
+            Self::Cpu(sketch) => &sketch.values,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(sketch) => &sketch.values,
+        }
+    }
+
+    /// Estimated scores of a slice of queries, and what they attend to.
+    pub(super) async fn attend(&self, slice: &Slice<'_>) -> Result<Attended> {
+        match self {
+            Self::Cpu(sketch) => sketch.attend(slice),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(sketch) => sketch.attend(slice).await,
         }
     }
 }
@@ -127,8 +163,9 @@ impl<'a> Work<'a> {
         let mut figures = layer::sizes(at.index, at.layer, at.keys, sketch_dim, tokens);
         let queries = Queries::of(self.capture, at.index, at.keys);
         if let (Some(queries), Some(projection)) = (queries, self.projections.get(&key_dim)) {
-            let sketch = self.device.sketch(at, &queries, projection, self.options).await?;
-            layer::measure(&queries, &at.layer.values, &sketch, &mut figures)?;
+            let sketch = self.device.sketch(at, projection, self.options.key_scale).await?;
+            let bytes = self.device.slice_bytes();
+            layer::measure(&queries, &at.layer.values, &sketch, bytes, &mut figures).await?;
         }
         Ok(figures)
     }

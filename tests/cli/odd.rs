@@ -5,7 +5,7 @@ use kvfold::{Capture, DType, Shape, Tensor};
 use serde_json::Value;
 
 use crate::made::{File, Sizes, capture, layer};
-use crate::{fails, json, kvfold};
+use crate::{command, fails, finish, json, kvfold};
 
 const SAMPLE: &[u8] = include_bytes!("../../web/samples/smollm2_prose_s128.safetensors");
 
@@ -30,6 +30,35 @@ fn files_that_are_no_captures_are_named_faults() {
     numbers[70] = f32::NAN;
     broken.layers[0].values = Tensor::from_f32(&numbers, DType::F32, shape).unwrap();
     refused(&broken.to_bytes().unwrap(), &["layer.0.value", "finite", "NaN", "70"]);
+}
+
+/// A terminal obeys no file: whatever text of it is printed, its commands are written out.
+#[test]
+fn texts_of_a_capture_command_no_terminal() {
+    let mut named = capture(vec![layer(1, DType::F16, Sizes { tokens: 3, queries: 1, ..Sizes::default() })]);
+    named.info.model = Some("owl\x1b[2J\u{9b}31m\rno cache\u{202e}".to_owned());
+    let file = File::of(&named);
+    let header = br#"{"layer.0.\u001b]0;owl\u0007":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[0,4]}}"#;
+    let odd = File::new(&[&(header.len() as u64).to_le_bytes(), header.as_slice(), &[0; 4]].concat());
+    let report = |file: &File, json: bool| {
+        let mut command = command(&["report", "--backend", "cpu"]);
+        // Styles are our own, and are printed as to a terminal.
+        command.env("CLICOLOR_FORCE", "1").arg(file).args(json.then_some("--json"));
+        finish(command)
+    };
+    let (text, json, error) = (report(&file, false), report(&file, true), report(&odd, false));
+    assert!(text.out.contains(r"owl\u{1b}[2J\u{9b}31m\rno cache\u{202e}:"), "{:?}", text.out);
+    assert!(json.out.contains(r#""owl\u001b[2J\u009b31m\rno cache\u202e""#), "{:?}", json.out);
+    assert_eq!(serde_json::from_str::<Value>(&json.out).unwrap()["model"], named.info.model.unwrap());
+    assert!(error.err.contains(r"layer.0.\u{1b}]0;owl\u{7}: not a tensor"), "{:?}", error.err);
+    for printed in [&text.out, &json.out, &error.err] {
+        let ours = printed
+            .replace("\x1b[0m", "")
+            .replace("\x1b[1m", "")
+            .replace("\x1b[33m", "")
+            .replace("\x1b[31m", "");
+        assert!(!ours.contains(|c: char| c != '\n' && (c.is_control() || c == '\u{202e}')), "{ours:?}");
+    }
 }
 
 #[test]

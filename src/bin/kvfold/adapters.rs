@@ -21,7 +21,7 @@ mod device {
     use kvfold::wgpu::Backends;
 
     use super::AdaptersArguments;
-    use crate::text::{STRONG, bytes, json};
+    use crate::text::{STRONG, bytes, json, plain};
 
     /// Every adapter of every backend.
     pub(crate) fn run(arguments: &AdaptersArguments) -> Result<String> {
@@ -45,7 +45,7 @@ mod device {
         );
         let lines = [
             ("backend", caps.backend.clone()),
-            ("driver", caps.driver.clone()),
+            ("driver", plain(&caps.driver)),
             ("f16", if caps.f16 { "yes" } else { "no" }.to_owned()),
             ("subgroups", subgroups),
             ("largest buffer", bytes(caps.max_buffer_size)),
@@ -61,7 +61,7 @@ mod device {
                 ),
             ),
         ];
-        let mut text = format!("{STRONG}{}{STRONG:#}{software}\n", caps.adapter);
+        let mut text = format!("{STRONG}{}{STRONG:#}{software}\n", plain(&caps.adapter));
         for (name, value) in lines {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "  {name:16}{value}");

@@ -49,7 +49,7 @@ pub(crate) struct ReportArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Where to compute")]
 pub(crate) struct EngineArguments {
-    /// auto takes a hardware GPU where there is one, else the CPU
+    /// auto takes a hardware GPU where there is one and it does the work, else the CPU
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// Part of the adapter's name, in any case

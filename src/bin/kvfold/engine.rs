@@ -4,15 +4,23 @@ use kvfold::report::Engine;
 
 use crate::arguments::{Backend, EngineArguments};
 
-/// An engine, and what the header says beside its name.
+/// An engine, and whether it may be another.
 pub(crate) struct Choice {
     pub(crate) engine: Engine,
-    pub(crate) note: Option<String>,
+    /// Why `auto` took the CPU twins.
+    pub(crate) fallback: Option<String>,
+    /// Whether the CPU twins may take over from a device that gives out.
+    pub(crate) auto: bool,
 }
 
 impl Choice {
-    fn cpu(note: Option<String>) -> Self {
-        Self { engine: Engine::Cpu, note }
+    fn asked_for(engine: Engine) -> Self {
+        Self { engine, fallback: None, auto: false }
+    }
+
+    /// The CPU twins as `auto`'s choice.
+    fn cpu_because(cause: String) -> Self {
+        Self { engine: Engine::Cpu, fallback: Some(cause), auto: true }
     }
 }
 
@@ -20,9 +28,9 @@ impl Choice {
 pub(crate) fn choose(arguments: &EngineArguments) -> kvfold::Result<Choice> {
     let unused = (&arguments.adapter, arguments.no_f16, arguments.no_subgroups);
     match arguments.backend {
-        Backend::Cpu => Ok(Choice::cpu(None)),
+        Backend::Cpu => Ok(Choice::asked_for(Engine::Cpu)),
         Backend::Auto if unused == (&None, false, false) => {
-            Ok(Choice::cpu(Some("this kvfold was built without GPU support".to_owned())))
+            Ok(Choice::cpu_because("this kvfold was built without GPU support".to_owned()))
         }
         other => Err(kvfold::Error::NoAdapter {
             want: format!("{other:?}").to_lowercase(),
@@ -46,7 +54,7 @@ mod device {
     /// that is itself a program; an adapter asked for by name is taken whatever it is.
     pub(crate) fn choose(arguments: &EngineArguments) -> Result<Choice> {
         let backends = match arguments.backend {
-            Backend::Cpu => return Ok(Choice::cpu(None)),
+            Backend::Cpu => return Ok(Choice::asked_for(Engine::Cpu)),
             Backend::Auto if arguments.adapter.is_none() => return Ok(hardware_or_cpu(arguments)),
             Backend::Auto => Backends::all(),
             Backend::Metal => Backends::METAL,
@@ -61,7 +69,7 @@ mod device {
             }
             other => other,
         })?;
-        Ok(Choice { engine: Engine::Gpu(gpu), note: None })
+        Ok(Choice::asked_for(Engine::Gpu(gpu)))
     }
 
     fn request(arguments: &EngineArguments) -> Request {
@@ -71,15 +79,15 @@ mod device {
     fn hardware_or_cpu(arguments: &EngineArguments) -> Choice {
         let adapters = adapters_blocking(Backends::all());
         let Some(hardware) = adapters.iter().find(|adapter| !adapter.software) else {
-            let note = adapters.first().map_or_else(
+            let cause = adapters.first().map_or_else(
                 || "no GPU".to_owned(),
                 |adapter| format!("no GPU but {}, which is software and slower", adapter.adapter),
             );
-            return Choice::cpu(Some(note));
+            return Choice::cpu_because(cause);
         };
         match Gpu::request_blocking(request(arguments).name(hardware.adapter.clone())) {
-            Ok(gpu) => Choice { engine: Engine::Gpu(gpu), note: None },
-            Err(error) => Choice::cpu(Some(error.to_string())),
+            Ok(gpu) => Choice { engine: Engine::Gpu(gpu), fallback: None, auto: true },
+            Err(error) => Choice::cpu_because(error.to_string()),
         }
     }
 

@@ -46,6 +46,7 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
     let choice = AutoStream::choice(&std::io::stderr());
     let mut out = AutoStream::new(std::io::stderr().lock(), choice);
     let style = text::ERROR;
+    let error = text::plain(&error.to_string());
     // Standard error may be closed; the exit code says it too.
     let _ = writeln!(out, "{style}error:{style:#} {error}");
     ExitCode::FAILURE

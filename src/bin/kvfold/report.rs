@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvfold::report::{Progress, report_blocking};
+use kvfold::report::{Progress, report_blocking, report_or_cpu_blocking};
 use kvfold::{Capture, Result};
 
 use crate::arguments::ReportArguments;
@@ -32,14 +32,16 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<String> {
         bar.set_position(done as u64);
         true
     };
-    let report = report_blocking(&capture, &options, &choice.engine, &mut progress);
+    let measure = if choice.auto { report_or_cpu_blocking } else { report_blocking };
+    let report = measure(&capture, &options, &choice.engine, &mut progress);
     bar.finish_and_clear();
-    let report = report?;
+    let mut report = report?;
+    report.fallback = report.fallback.or(choice.fallback);
     if arguments.json {
         return Ok(text::json(&report));
     }
     let source = arguments.file.as_deref().map_or_else(|| "the bundled sample".into(), Path::to_string_lossy);
-    Ok(tables::report(&report, &source, choice.note.as_deref(), start.elapsed()))
+    Ok(tables::report(&report, &source, start.elapsed()))
 }
 
 /// A bar on a terminal. Where JSON goes to a pipe, another program has the terminal.

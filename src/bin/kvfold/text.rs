@@ -35,20 +35,40 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{size:.1} {unit}")
 }
 
-/// `1 layer`, `2 layers`.
-pub(crate) fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+/// Whether a terminal may obey this character instead of showing it: controls, and those that turn the writing's direction.
+fn commands(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// JSON over several lines, with a newline at the end.
+/// Text from outside, made harmless: what a terminal would obey is written out, as `\u{1b}`.
+pub(crate) fn plain(text: &str) -> String {
+    let shown = |c: char| if commands(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+/// JSON over several lines, with a newline at the end. What a terminal would obey stands in it as JSON escapes.
 pub(crate) fn json(value: &impl Serialize) -> String {
     // Every type that is printed has text keys and finite numbers or null, which always serialise.
-    serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
+    let text = serde_json::to_string_pretty(value).unwrap_or_else(|error| error.to_string()) + "\n";
+    // Line feeds stand between tokens; all else that commands is in strings, and within 16 bits.
+    let shown = |c: char| {
+        if c != '\n' && commands(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
+    };
+    text.chars().map(shown).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_commands_a_terminal_is_written_out() {
+        let text = "naïve \x1b[31m\u{9b}2J\u{202e}\r\n\x7f";
+        assert_eq!(plain(text), r"naïve \u{1b}[31m\u{9b}2J\u{202e}\r\n\u{7f}");
+        let written = json(&[text]);
+        assert!(!written.contains(|c| c != '\n' && commands(c)), "{written:?}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&written).unwrap(), [text]);
+    }
 
     #[test]
     fn sizes_read_well() {
@@ -58,6 +78,5 @@ mod tests {
             assert_eq!(bytes(count), text);
         }
         assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
-        assert_eq!((counted(1, "layer"), counted(0, "layer")), ("1 layer".to_owned(), "0 layers".to_owned()));
     }
 }

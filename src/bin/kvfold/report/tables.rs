@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table};
 use kvfold::minicache::{Mode, Retention};
-use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, Report};
+use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, Report, counted};
 
-use crate::text::{NOTICE, STRONG, bytes, counted, figure};
+use crate::text::{NOTICE, STRONG, bytes, figure, plain};
 
 /// The whole report.
-pub(crate) fn report(report: &Report, source: &str, note: Option<&str>, took: Duration) -> String {
-    let mut text = header(report, source, note);
+pub(crate) fn report(report: &Report, source: &str, took: Duration) -> String {
+    let mut text = header(report, source);
     let mut section = |title: &str, rest: &str, body: &str| {
         // Writing to a String cannot fail.
         let _ = write!(text, "\n{STRONG}{title}{STRONG:#}  {rest}\n{body}\n");
@@ -27,25 +27,26 @@ pub(crate) fn report(report: &Report, source: &str, note: Option<&str>, took: Du
     text
 }
 
-fn header(report: &Report, source: &str, note: Option<&str>) -> String {
+fn header(report: &Report, source: &str) -> String {
     let on = match &report.adapter {
         None => "the CPU twins".to_owned(),
         Some(adapter) => {
             let software = if report.software { ", software" } else { "" };
-            format!("{adapter} ({}{software})", report.backend)
+            format!("{} ({}{software})", plain(adapter), report.backend)
         }
     };
-    let note = note.map(|note| format!(" ({note})")).unwrap_or_default();
-    let model = report.model.as_ref().map(|model| format!(", {model}")).unwrap_or_default();
+    let why = report.fallback.as_ref().map(|why| format!(" ({})", plain(why))).unwrap_or_default();
+    let model = report.model.as_ref().map(|model| format!(", {}", plain(model))).unwrap_or_default();
+    let source = plain(source);
     let shape = report.shape;
     let sizes = [
-        counted(shape.layers, "layer"),
-        counted(shape.batch, "sequence"),
-        counted(shape.tokens, "token"),
+        counted(shape.layers as u64, "layer"),
+        counted(shape.batch as u64, "sequence"),
+        counted(shape.tokens as u64, "token"),
         bytes(report.totals.bytes.bytes_before),
     ];
     format!(
-        "{STRONG}kvfold {}{STRONG:#} on {on}{note}\n{source}{model}: {}\n",
+        "{STRONG}kvfold {}{STRONG:#} on {on}{why}\n{source}{model}: {}\n",
         report.version,
         sizes.join(", ")
     )
@@ -65,7 +66,7 @@ fn folding(options: &OptionsEcho) -> String {
         Retention::Never => "none raw by rule".to_owned(),
     };
     let arc = if options.mode == Mode::Anchor { String::new() } else { format!(", t {}", options.slerp_t) };
-    format!("{mode}{arc}, {raw}, first {} raw", counted(options.sinks as usize, "token"))
+    format!("{mode}{arc}, {raw}, first {} raw", counted(options.sinks.into(), "token"))
 }
 
 /// The options of QJL in words.
@@ -181,7 +182,7 @@ fn totals(report: &Report) -> String {
     let mut table = table(&["", "before", "after", "ratio", ""], 1);
     let plan = format!(
         "{} from {} of the depth, {} of {} rows merged",
-        counted(minicache.planned_pairs, "pair"),
+        counted(minicache.planned_pairs as u64, "pair"),
         report.options.start_frac,
         minicache.merged,
         minicache.rows
