@@ -55,9 +55,11 @@ impl Device {
         scale: KeyScale,
     ) -> Result<Sketch<'a>> {
         match self {
-            Self::Cpu => Ok(Sketch::Cpu(cpu::Sketch::new(at.keys, &at.layer.values, projection, scale)?)),
+            Self::Cpu => {
+                Ok(Sketch::Cpu(Box::new(cpu::Sketch::new(at.keys, &at.layer.values, projection, scale)?)))
+            }
             #[cfg(feature = "gpu")]
-            Self::Gpu(kernels) => Ok(Sketch::Gpu(kernels.sketch(at, projection, scale).await?)),
+            Self::Gpu(kernels) => Ok(Sketch::Gpu(Box::new(kernels.sketch(at, projection, scale).await?))),
         }
     }
 
@@ -73,9 +75,9 @@ impl Device {
 
 /// A sketched layer, ready for queries.
 pub(super) enum Sketch<'a> {
-    Cpu(cpu::Sketch<'a>),
+    Cpu(Box<cpu::Sketch<'a>>),
     #[cfg(feature = "gpu")]
-    Gpu(gpu::Sketch),
+    Gpu(Box<gpu::Sketch>),
 }
 
 impl Sketch<'_> {

@@ -20,12 +20,24 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// List the adapters that kernels can run on
     Adapters(AdaptersArguments),
+    /// Run every kernel on an adapter against its twin on the CPU
+    Doctor(DoctorArguments),
     /// Measure a capture
     Report(ReportArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AdaptersArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArguments {
+    /// Part of the adapter's name, in any case; without it, the most capable adapter
+    #[arg(long, value_name = "NAME")]
+    pub(crate) adapter: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,6 +7,7 @@
 
 mod adapters;
 mod arguments;
+mod doctor;
 mod engine;
 mod report;
 mod text;
@@ -22,15 +23,31 @@ use arguments::{Arguments, Command};
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let output = match arguments.command {
-        Command::Adapters(adapters) => adapters::run(&adapters),
-        Command::Report(report) => report::run(&report),
+        Command::Adapters(adapters) => adapters::run(&adapters).map(Outcome::from),
+        Command::Doctor(doctor) => doctor::run(&doctor),
+        Command::Report(report) => report::run(&report).map(Outcome::from),
     };
-    match output.map(|text| print(&text)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+    let Outcome { text, failed } = match output {
+        Ok(outcome) => outcome,
+        Err(error) => return fail(&error),
+    };
+    match print(&text) {
         // The reader has seen enough, as `head` has.
-        Ok(Err(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Ok(Err(error)) => fail(&error),
-        Err(error) => fail(&error),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => fail(&error),
+        _ if failed => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// What a command prints, and whether what it found is a failure.
+struct Outcome {
+    text: String,
+    failed: bool,
+}
+
+impl From<String> for Outcome {
+    fn from(text: String) -> Self {
+        Self { text, failed: false }
     }
 }
 
