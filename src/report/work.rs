@@ -72,6 +72,7 @@ impl Device {
 }
 
 /// A sketched layer, ready for queries.
+#[allow(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum Sketch<'a> {
     Cpu(cpu::Sketch<'a>),
     #[cfg(feature = "gpu")]
