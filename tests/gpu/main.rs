@@ -16,6 +16,7 @@ mod golden;
 mod minicache;
 mod planes;
 mod qjl;
+mod random;
 mod report;
 mod rows;
 
@@ -64,6 +65,7 @@ fn tests() -> Vec<Test> {
         planes::TESTS,
         report::TESTS,
         golden::TESTS,
+        random::TESTS,
     ]
     .concat()
 }
