@@ -11,7 +11,7 @@
 
 mod golden;
 
-use golden::{Golden, values_of};
+use golden::{Golden, codes_of, long_keys, original_f16_codes, packed_bytes, values_of};
 use half::f16;
 use kvfold::attention::AttendOptions;
 use kvfold::qjl::{Counts, KeyScale, Projection, QuantizedValues, SketchedKeys, cpu, reference};
@@ -41,27 +41,6 @@ impl Golden {
 /// One head of one sequence.
 fn rows(numbers: &[f32], dim: usize, dtype: DType) -> Tensor {
     Tensor::from_f32(numbers, dtype, Shape::new(1, 1, numbers.len() / dim, dim).unwrap()).unwrap()
-}
-
-fn codes_of(values: &QuantizedValues) -> Vec<i8> {
-    let rows = values.words.chunks(values.words_per_row());
-    rows.flat_map(|row| {
-        row.iter()
-            .flat_map(|w| w.to_le_bytes())
-            .take(values.shape.dim)
-            .map(u8::cast_signed)
-            .collect::<Vec<_>>()
-    })
-    .collect()
-}
-
-/// Sign bits as the original's kernels pack them: bytes, least significant bit first.
-fn packed_bytes(keys: &SketchedKeys) -> Vec<u8> {
-    let rows = keys.words.chunks(keys.words_per_row());
-    rows.flat_map(|row| {
-        row.iter().flat_map(|w| w.to_le_bytes()).take(keys.sketch_dim / 8).collect::<Vec<_>>()
-    })
-    .collect()
 }
 
 fn ulps(a: f16, b: f16) -> i32 {
@@ -188,16 +167,7 @@ fn the_live_tokens_after_eviction_agree() {
 fn a_long_context_keeps_its_normalisation() {
     let golden = Golden::open("qjl_special");
     let s = Projection::from_matrix(&golden.f32("long/S"), 128, 128).unwrap();
-    let words = golden
-        .u8("long/derived_packed_lsb")
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|b| u32::from_le_bytes(*b))
-        .collect();
-    let scale = golden.f32("long/norm").iter().map(|&n| f16::from_f32(n)).collect();
-    let shape = Shape::new(1, 1, 2048, 128).unwrap();
-    let keys = SketchedKeys { shape, sketch_dim: 128, words, scale, status: Counts::default() };
+    let keys = long_keys(&golden);
     let values = values_of(&golden.i8("long/v_int8"), &golden.f32("long/v_scale"), 128);
     let queries = rows(&golden.f32("long/queries"), 128, DType::F16);
     let want = golden.f64("long/attend_f64");
@@ -205,18 +175,6 @@ fn a_long_context_keeps_its_normalisation() {
     assert!(error <= 1e-5, "f32 softmax over 2,048 tokens: {error:e}");
     let original = relative_l2(&golden.f32("long/attend"), &want);
     assert!(original > 0.04, "the original's f16 softmax is known to lose 4.6 %, had {original:e}");
-}
-
-/// The original's value codes: chosen in f16 arithmetic with a scale that is rounded to f16 only when it is stored.
-fn original_f16_codes(values: &[f32], dim: usize) -> (Vec<i8>, Vec<f32>) {
-    let scale = |row: &[f32]| row.iter().fold(0.0f32, |max, v| max.max(v.abs())) / 127.0;
-    let half = |x: f32| f16::from_f32(x).to_f32();
-    let code = |v: f32, s: f32| half(v / half(s)).round_ties_even().clamp(-127.0, 127.0) as i8;
-    let rows = values.chunks(dim);
-    (
-        rows.clone().flat_map(|row| row.iter().map(|&v| code(v, scale(row)))).collect(),
-        rows.map(scale).collect(),
-    )
 }
 
 /// Queries so large that the original's f16 scores overflow and everything becomes NaN. In f32 the scores are some

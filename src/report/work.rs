@@ -74,6 +74,7 @@ impl Device {
 }
 
 /// A sketched layer, ready for queries.
+#[allow(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum Sketch<'a> {
     Cpu(Box<cpu::Sketch<'a>>),
     #[cfg(feature = "gpu")]

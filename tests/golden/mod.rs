@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 use kvfold::Shape;
-use kvfold::qjl::{Counts, QuantizedValues};
+use kvfold::qjl::{Counts, QuantizedValues, SketchedKeys};
 use safetensors::{Dtype, SafeTensors};
 
 /// A golden file.
@@ -51,6 +51,65 @@ impl Golden {
 
     pub fn i8(&self, name: &str) -> Vec<i8> {
         self.bytes::<1>(name, Dtype::I8).into_iter().map(|[b]| b.cast_signed()).collect()
+    }
+}
+
+/// New tokens of each step of the golden stacks: a prefill and three steps of decoding.
+pub const STACK_STEPS: [usize; 4] = [5, 1, 1, 1];
+
+/// The rows that a step adds, out of a layer's whole output of 2 heads of 64 channels.
+pub fn stack_rows(golden: &Golden, name: &str, step: usize) -> Vec<f32> {
+    let (heads, dim, tokens) = (2, 64, STACK_STEPS.iter().sum::<usize>());
+    let whole = golden.f32(name);
+    assert_eq!(whole.len(), heads * tokens * dim, "{name}");
+    let first: usize = STACK_STEPS[..step].iter().sum();
+    let head = |head: usize| whole[(head * tokens + first) * dim..][..STACK_STEPS[step] * dim].to_vec();
+    (0..heads).flat_map(head).collect()
+}
+
+/// The original's value codes: chosen in f16 arithmetic with a scale that is rounded to f16 only when it is stored.
+pub fn original_f16_codes(values: &[f32], dim: usize) -> (Vec<i8>, Vec<f32>) {
+    let scale = |row: &[f32]| row.iter().fold(0.0f32, |max, v| max.max(v.abs())) / 127.0;
+    let half = |x: f32| f16::from_f32(x).to_f32();
+    let code = |v: f32, s: f32| half(v / half(s)).round_ties_even().clamp(-127.0, 127.0) as i8;
+    let rows = values.chunks(dim);
+    (
+        rows.clone().flat_map(|row| row.iter().map(|&v| code(v, scale(row)))).collect(),
+        rows.map(scale).collect(),
+    )
+}
+
+/// The codes of coded values, row by row without padding.
+pub fn codes_of(values: &QuantizedValues) -> Vec<i8> {
+    let rows = values.words.chunks(values.words_per_row());
+    rows.flat_map(|row| {
+        row.iter()
+            .flat_map(|w| w.to_le_bytes())
+            .take(values.shape.dim)
+            .map(u8::cast_signed)
+            .collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+/// Sign bits as the original's kernels pack them: bytes, least significant bit first.
+pub fn packed_bytes(keys: &SketchedKeys) -> Vec<u8> {
+    let rows = keys.words.chunks(keys.words_per_row());
+    rows.flat_map(|row| {
+        row.iter().flat_map(|w| w.to_le_bytes()).take(keys.sketch_dim / 8).collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+/// The sketched keys of the long golden context: 2,048 keys of 128 channels and bits.
+pub fn long_keys(golden: &Golden) -> SketchedKeys {
+    let bytes = golden.u8("long/derived_packed_lsb");
+    SketchedKeys {
+        shape: Shape::new(1, 1, 2048, 128).unwrap(),
+        sketch_dim: 128,
+        words: bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect(),
+        scale: golden.f32("long/norm").iter().map(|&n| f16::from_f32(n)).collect(),
+        status: Counts::default(),
     }
 }
 

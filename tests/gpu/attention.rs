@@ -49,7 +49,7 @@ fn check(
     Ok(())
 }
 
-fn retyped(tensor: &Tensor, dtype: DType) -> Tensor {
+pub(crate) fn retyped(tensor: &Tensor, dtype: DType) -> Tensor {
     Tensor::from_f32(&tensor.view().to_f32(), dtype, tensor.shape()).unwrap()
 }
 

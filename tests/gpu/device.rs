@@ -20,14 +20,20 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// A device of the same adapter as a host might make it: WebGPU's default limits, no feature.
 pub(crate) fn bare(gpu: &Gpu) -> kvfold::Result<Gpu> {
+    limited(gpu, wgpu::Limits::default())
+}
+
+/// The same with other limits.
+pub(crate) fn limited(gpu: &Gpu, limits: wgpu::Limits) -> kvfold::Result<Gpu> {
     let name = gpu.caps().adapter.clone();
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     let adapter = adapters.into_iter().find(|adapter| adapter.get_info().name == name).unwrap();
-    let (device, queue) =
-        pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor::default())).unwrap();
+    let binding = limits.max_storage_buffer_binding_size;
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
     assert!(device.features().is_empty());
-    assert_eq!(device.limits().max_storage_buffer_binding_size, 128 << 20);
+    assert_eq!(device.limits().max_storage_buffer_binding_size, binding);
     Gpu::from_wgpu(device, queue)
 }
 

@@ -1,9 +1,6 @@
 //! The GPU suite. Every test runs on several devices of one adapter, so that each variant of a kernel is run: all that the
 //! adapter can do, without f16, without subgroups, and a device made with exactly WebGPU's default limits and no feature.
-//!
-//! `KVFOLD_GPU=required|optional|off` (optional where unset): `required` fails without an adapter, `off` and a missing
-//! adapter show the tests as ignored. `KVFOLD_ADAPTER` picks an adapter by part of its name. `KVFOLD_NO_F16` and
-//! `KVFOLD_NO_SUBGROUPS` keep the features from every device.
+//! tests/device/mod.rs says which adapter.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,16 +16,22 @@ mod golden;
 mod minicache;
 mod planes;
 mod qjl;
+mod random;
 mod report;
 mod rows;
 mod selftest;
 
+#[path = "../device/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod environment;
+#[path = "../figures/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod figures;
+
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use kvfold::Gpu;
-use kvfold::gpu::Request;
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::Arguments;
 
 /// A test by name; it fails by panicking or by an error.
 pub(crate) type Test = (&'static str, fn(&Gpu) -> kvfold::Result<()>);
@@ -49,19 +52,8 @@ const PROFILES: [Profile; 4] = [
     Profile { name: "bare", f16: false, subgroups: false, bare: true },
 ];
 
-fn request(profile: &Profile) -> Request {
-    let allowed = |variable: &str| std::env::var_os(variable).is_none_or(|value| value.is_empty());
-    let request = Request::default()
-        .f16(profile.f16 && allowed("KVFOLD_NO_F16"))
-        .subgroups(profile.subgroups && allowed("KVFOLD_NO_SUBGROUPS"));
-    match std::env::var("KVFOLD_ADAPTER") {
-        Ok(name) => request.name(name),
-        Err(_) => request,
-    }
-}
-
 fn open(profile: &Profile) -> kvfold::Result<Gpu> {
-    let gpu = Gpu::request_blocking(request(profile))?;
+    let gpu = Gpu::request_blocking(environment::request(profile.f16, profile.subgroups))?;
     if profile.bare { device::bare(&gpu) } else { Ok(gpu) }
 }
 
@@ -74,6 +66,7 @@ fn tests() -> Vec<Test> {
         planes::TESTS,
         report::TESTS,
         golden::TESTS,
+        random::TESTS,
         selftest::TESTS,
     ]
     .concat()
@@ -83,28 +76,15 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Devices share one adapter; software adapters already use every core.
     arguments.test_threads.get_or_insert(1);
-    let mode = std::env::var("KVFOLD_GPU").unwrap_or_else(|_| "optional".to_owned());
     let mut trials = Vec::new();
     for profile in &PROFILES {
-        let gpu = match mode.as_str() {
-            "off" => Err("KVFOLD_GPU=off".to_owned()),
-            _ => open(profile).map(Arc::new).map_err(|error| error.to_string()),
-        };
-        let adapter =
-            gpu.as_ref().map_or("none", |gpu| gpu.caps().adapter.split(' ').next().unwrap_or("unnamed"));
+        let gpu = environment::open(|| open(profile));
+        // "NVIDIA-H200" or "llvmpipe": the name without what the driver adds in brackets.
+        let name = |gpu: &Gpu| gpu.caps().adapter.split(" (").next().unwrap_or_default().replace(' ', "-");
+        let adapter = gpu.as_ref().map_or_else(|_| "none".to_owned(), |gpu| name(gpu));
         for (name, test) in tests() {
             let label = format!("{adapter}/{}/{name}", profile.name);
-            trials.push(match &gpu {
-                Ok(gpu) => {
-                    let gpu = Arc::clone(gpu);
-                    Trial::test(label, move || test(&gpu).map_err(|error| Failed::from(error.to_string())))
-                }
-                Err(cause) if mode == "required" => {
-                    let cause = cause.clone();
-                    Trial::test(label, move || Err(Failed::from(cause)))
-                }
-                Err(_) => Trial::test(label, || Ok(())).with_ignored_flag(true),
-            });
+            trials.push(environment::trial(label, &gpu, test));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()

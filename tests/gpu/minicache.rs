@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// Rounding of two sums of up to 512 products in other orders, relative to 1.
-const COSINE: f32 = 2e-6;
+pub(crate) const COSINE: f32 = 2e-6;
 
 pub(crate) fn merge_on(
     gpu: &Gpu,
@@ -47,9 +47,19 @@ pub(crate) fn restore_on(gpu: &Gpu, folded: &FoldedBuffers, which: Layer) -> kvf
 
 /// Folds a pair on device and CPU and compares decisions, bytes and restored rows.
 fn compare(gpu: &Gpu, pair: &[Tensor; 2], options: &MergeOptions) -> kvfold::Result<Folded> {
+    compare_views(gpu, pair, &[upload(gpu, &pair[0]), upload(gpu, &pair[1])], options)
+}
+
+/// The same with views of the pair.
+pub(crate) fn compare_views(
+    gpu: &Gpu,
+    pair: &[Tensor; 2],
+    views: &[KvView; 2],
+    options: &MergeOptions,
+) -> kvfold::Result<Folded> {
     let [lower, upper] = pair;
     let twin = cpu::merge(&lower.view(), &upper.view(), options)?;
-    let buffers = merge_on(gpu, &[upload(gpu, lower), upload(gpu, upper)], options)?;
+    let buffers = merge_on(gpu, views, options)?;
     let kernel = folded_of(gpu, &buffers)?;
     let context = format!("{} {} {options:?}", lower.shape(), lower.dtype());
     assert_eq!(kernel.totals, twin.totals, "{context}");

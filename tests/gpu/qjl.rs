@@ -56,7 +56,7 @@ impl Case {
 pub(crate) struct Folded {
     ops: Ops,
     projection: ProjectionBuffer,
-    keys: SketchedKeyBuffers,
+    pub(crate) keys: SketchedKeyBuffers,
     pub(crate) values: QuantizedValueBuffers,
 }
 
@@ -67,11 +67,21 @@ impl Folded {
         projection: &Projection,
         scale: KeyScale,
     ) -> kvfold::Result<Self> {
+        Self::of(gpu, &[upload(gpu, &case.keys), upload(gpu, &case.values)], projection, scale)
+    }
+
+    /// These keys and values.
+    pub(crate) fn of(
+        gpu: &Gpu,
+        [keys, values]: &[KvView; 2],
+        projection: &Projection,
+        scale: KeyScale,
+    ) -> kvfold::Result<Self> {
         let ops = Ops::new(gpu);
         let buffer = ops.upload_projection(projection)?;
         let (keys, values) = gpu.submit(|encoder| {
-            let keys = ops.encode_quantize(encoder, &upload(gpu, &case.keys), &buffer, scale)?;
-            Ok((keys, ops.encode_quantize_values(encoder, &upload(gpu, &case.values))?))
+            let keys = ops.encode_quantize(encoder, keys, &buffer, scale)?;
+            Ok((keys, ops.encode_quantize_values(encoder, values)?))
         })?;
         Ok(Self { ops, projection: buffer, keys, values })
     }
@@ -137,7 +147,7 @@ fn projections() -> Vec<Projection> {
     all
 }
 
-fn ulps(a: f16, b: f16) -> i32 {
+pub(crate) fn ulps(a: f16, b: f16) -> i32 {
     (i32::from(a.to_bits()) - i32::from(b.to_bits())).abs()
 }
 
@@ -173,23 +183,34 @@ fn quantize(gpu: &Gpu) -> kvfold::Result<()> {
         let [keys, _] = pair(seed, Shape::new(1, 3, 35, projection.head_dim())?, dtype);
         let [_, odd] = pair(seed, keys.shape(), dtype);
         for keys in [keys, odd] {
-            let twin = cpu::quantize(&keys.view(), &projection, scale)?;
-            let ops = Ops::new(gpu);
-            let buffer = ops.upload_projection(&projection)?;
-            assert_eq!(buffer.bytes(), projection.bytes() as u64);
-            let folded =
-                gpu.submit(|encoder| ops.encode_quantize(encoder, &upload(gpu, &keys), &buffer, scale))?;
-            let read_back = gpu.submit(|encoder| folded.read_back(gpu, encoder))?;
-            let kernel = gpu.block_on(folded.parse(read_back))?;
-            assert_eq!(kernel.status, twin.status);
-            // Two scales share a word, so an odd count is padded by one.
-            assert_eq!(folded.bytes(), twin.bytes().next_multiple_of(4) as u64);
-            for (row, (a, b)) in kernel.scale.iter().zip(&twin.scale).enumerate() {
-                assert!(ulps(*a, *b) <= 1, "{:?} {scale:?} row {row}: {a} {b}", projection.kind());
-            }
-            check_bits(&kernel, &twin, &projection, &keys);
+            check_keys(gpu, &keys, &upload(gpu, &keys), &projection, scale)?;
         }
     }
+    Ok(())
+}
+
+/// Sketches keys from a view of them and compares with the twin's.
+pub(crate) fn check_keys(
+    gpu: &Gpu,
+    keys: &Tensor,
+    view: &KvView,
+    projection: &Projection,
+    scale: KeyScale,
+) -> kvfold::Result<()> {
+    let twin = cpu::quantize(&keys.view(), projection, scale)?;
+    let ops = Ops::new(gpu);
+    let buffer = ops.upload_projection(projection)?;
+    assert_eq!(buffer.bytes(), projection.bytes() as u64);
+    let folded = gpu.submit(|encoder| ops.encode_quantize(encoder, view, &buffer, scale))?;
+    let read_back = gpu.submit(|encoder| folded.read_back(gpu, encoder))?;
+    let kernel = gpu.block_on(folded.parse(read_back))?;
+    assert_eq!(kernel.status, twin.status);
+    // Two scales share a word, so an odd count is padded by one.
+    assert_eq!(folded.bytes(), twin.bytes().next_multiple_of(4) as u64);
+    for (row, (a, b)) in kernel.scale.iter().zip(&twin.scale).enumerate() {
+        assert!(ulps(*a, *b) <= 1, "{:?} {scale:?} row {row}: {a} {b}", projection.kind());
+    }
+    check_bits(&kernel, &twin, projection, keys);
     Ok(())
 }
 
@@ -197,24 +218,30 @@ fn quantize_values(gpu: &Gpu) -> kvfold::Result<()> {
     for (seed, dim) in (0..).zip([1, 2, 3, 64, 80, 127, 192, 512]) {
         for dtype in DType::ALL {
             let [_, values] = pair(seed, Shape::new(1, 3, 37, dim)?, dtype);
-            let twin = cpu::quantize_values(&values.view())?;
-            let ops = Ops::new(gpu);
-            let folded = gpu.submit(|encoder| ops.encode_quantize_values(encoder, &upload(gpu, &values)))?;
-            let read_back = gpu.submit(|encoder| folded.read_back(gpu, encoder))?;
-            let kernel = gpu.block_on(folded.parse(read_back))?;
-            assert_eq!(kernel.status, twin.status, "{dim} {dtype}");
-            let codes = kernel.words.iter().zip(&twin.words);
-            let per_row = twin.words_per_row();
-            for (word, (a, b)) in codes.enumerate() {
-                let row = word / per_row;
-                assert!(ulps(kernel.scale[row], twin.scale[row]) <= 1, "{dim} {dtype} row {row}");
-                // The quotient may be off by 2.5 ulp in WGSL, which moves a code that lies on a border; a scale that
-                // differs by one ulp moves at most as many.
-                for (x, y) in a.to_le_bytes().into_iter().zip(b.to_le_bytes()) {
-                    let difference = i32::from(x.cast_signed()) - i32::from(y.cast_signed());
-                    assert!(difference.abs() <= 1, "{dim} {dtype} row {row}: {x} {y}");
-                }
-            }
+            check_values(gpu, &values, &upload(gpu, &values))?;
+        }
+    }
+    Ok(())
+}
+
+/// Codes values from a view of them and compares with the twin's.
+pub(crate) fn check_values(gpu: &Gpu, values: &Tensor, view: &KvView) -> kvfold::Result<()> {
+    let context = format!("{} {}", values.shape(), values.dtype());
+    let twin = cpu::quantize_values(&values.view())?;
+    let folded = gpu.submit(|encoder| Ops::new(gpu).encode_quantize_values(encoder, view))?;
+    let read_back = gpu.submit(|encoder| folded.read_back(gpu, encoder))?;
+    let kernel = gpu.block_on(folded.parse(read_back))?;
+    assert_eq!(kernel.status, twin.status, "{context}");
+    let codes = kernel.words.iter().zip(&twin.words);
+    let per_row = twin.words_per_row();
+    for (word, (a, b)) in codes.enumerate() {
+        let row = word / per_row;
+        assert!(ulps(kernel.scale[row], twin.scale[row]) <= 1, "{context} row {row}");
+        // The quotient may be off by 2.5 ulp in WGSL, which moves a code that lies on a border; a scale that differs by
+        // one ulp moves at most as many.
+        for (x, y) in a.to_le_bytes().into_iter().zip(b.to_le_bytes()) {
+            let difference = i32::from(x.cast_signed()) - i32::from(y.cast_signed());
+            assert!(difference.abs() <= 1, "{context} row {row}: {x} {y}");
         }
     }
     Ok(())
@@ -255,9 +282,22 @@ fn check_attend(
     options: &AttendOptions,
 ) -> kvfold::Result<Vec<f32>> {
     let folded = Folded::new(gpu, case, projection, KeyScale::Norm)?;
+    check_folded(gpu, &folded, case, projection, KeyScale::Norm, lengths, options)
+}
+
+/// The same of keys and values that are folded already, with this scalar.
+pub(crate) fn check_folded(
+    gpu: &Gpu,
+    folded: &Folded,
+    case: &Case,
+    projection: &Projection,
+    scale: KeyScale,
+    lengths: Option<&[u32]>,
+    options: &AttendOptions,
+) -> kvfold::Result<Vec<f32>> {
     let (keys, values) = folded.codes(gpu)?;
     let have = folded.attend(gpu, &case.queries, lengths, options)?;
-    let (queries, scale) = (case.queries.view(), KeyScale::Norm);
+    let queries = case.queries.view();
     let want = reference::attend(&queries, &keys, &values, projection, scale, lengths, options)?;
     let error = relative_l2(&have, &want);
     // Scores of up to about 30 in f32, with exp allowed 3 + 2|x| ulp: 63 * 2^-24 on a weight at the worst.

@@ -3,23 +3,23 @@
 use kvfold::capture::{Capture, CaptureInfo, Layer};
 use kvfold::minicache::{MergeOptions, Mode, Retention, cpu};
 use kvfold::qjl::{KeyScale, ProjectionKind};
-use kvfold::report::{Engine, Report, ReportOptions, report_blocking};
-use kvfold::{DType, Error, Gpu, Shape, Tensor};
-use serde_json::Value;
+use kvfold::report::{Engine, Report, ReportOptions, report_blocking, report_or_cpu_blocking};
+use kvfold::{DType, Error, Gpu, Shape, Tensor, wgpu};
 
-use crate::Test;
+use crate::figures::agree;
 use crate::rows::{Numbers, pair};
+use crate::{Test, device};
 
 pub(crate) const TESTS: &[Test] = &[
     ("reports_on_the_sample_equal_the_twins", sample),
     ("reports_on_every_mode_and_type_equal_the_twins", every_mode),
     ("reports_count_no_padding", ragged),
+    ("reports_slice_queries_that_one_binding_cannot_hold", sliced),
+    ("the_cpu_takes_over_from_a_device_that_is_too_small", fallback),
     ("reports_say_where_they_were_made", described),
     ("reports_can_be_cancelled", cancelled),
 ];
 
-/// How far figures of two engines may be apart, relative to the larger of 1 and the figure.
-const FIGURE: f64 = 1e-3;
 /// A cosine this near the threshold may fall on either side of it.
 const COSINE: f32 = 1e-5;
 
@@ -43,25 +43,6 @@ fn compare(gpu: &Gpu, capture: &Capture, options: &ReportOptions) -> kvfold::Res
     Ok(measured)
 }
 
-/// Counts, texts and nulls must be equal, figures close.
-fn agree(twin: &Value, kernel: &Value, at: &str) {
-    match (twin, kernel) {
-        (Value::Object(a), Value::Object(b)) => {
-            assert!(a.keys().eq(b.keys()), "{at}");
-            a.iter().for_each(|(key, value)| agree(value, &b[key], &format!("{at}.{key}")));
-        }
-        (Value::Array(a), Value::Array(b)) => {
-            assert_eq!(a.len(), b.len(), "{at}");
-            (0..).zip(a.iter().zip(b)).for_each(|(i, (a, b)): (usize, _)| agree(a, b, &format!("{at}.{i}")));
-        }
-        (Value::Number(a), Value::Number(b)) if a.is_f64() && b.is_f64() => {
-            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
-            assert!((a - b).abs() <= FIGURE * a.abs().max(1.0), "{at}: {a} {b}");
-        }
-        _ => assert_eq!(twin, kernel, "{at}"),
-    }
-}
-
 fn near_threshold(capture: &Capture, options: &ReportOptions) -> kvfold::Result<usize> {
     let mut near = 0;
     for index in 1..capture.layers.len() {
@@ -80,7 +61,8 @@ fn sample(gpu: &Gpu) -> kvfold::Result<()> {
     let mut capture = Capture::open(path)?;
     // The last layers, whose pairs include the one row that is an attention sink and the most opposite ones.
     capture.layers.drain(..26);
-    capture.info = CaptureInfo::default();
+    capture.info.sliding_window.drain(..26);
+    capture.info.rope_theta.as_mut().unwrap().drain(..26);
     let report = compare(gpu, &capture, &ReportOptions::default())?;
     let pair = report.pairs[0].folded().unwrap();
     assert_eq!((pair.keys.above_threshold, pair.values.above_threshold), (1, 0));
@@ -104,12 +86,16 @@ fn made(dtype: DType, batch: usize, dims: [usize; 2]) -> Capture {
     let [lower_keys, upper_keys] = rows(21, key_dim);
     let [lower_values, upper_values] = rows(22, value_dim);
     let mut layers = vec![Layer::new(lower_keys, lower_values), Layer::new(upper_keys, upper_values)];
+    ask(&mut layers, dtype, Shape::new(batch, 6, 5, key_dim).unwrap());
+    Capture::new(layers, CaptureInfo::default()).unwrap()
+}
+
+/// Gives every layer queries.
+fn ask(layers: &mut [Layer], dtype: DType, shape: Shape) {
     let mut numbers = Numbers::new(23);
-    for layer in &mut layers {
-        let shape = Shape::new(batch, 6, 5, key_dim).unwrap();
+    for layer in layers {
         layer.queries = Some(Tensor::from_f32(&numbers.row(shape.elements()), dtype, shape).unwrap());
     }
-    Capture::new(layers, CaptureInfo::default()).unwrap()
 }
 
 fn every_mode(gpu: &Gpu) -> kvfold::Result<()> {
@@ -163,6 +149,48 @@ fn ragged(gpu: &Gpu) -> kvfold::Result<()> {
     let mut odd = made(DType::F16, 2, [35, 35]);
     odd.info.lengths = Some(vec![69, 41]);
     compare(gpu, &odd, &ReportOptions::default().start_frac(0.0))?;
+    Ok(())
+}
+
+/// A device whose buffers and bindings have at most so many bytes.
+fn small(gpu: &Gpu, bytes: u64) -> kvfold::Result<Gpu> {
+    let (max_buffer_size, max_storage_buffer_binding_size) = (bytes, bytes);
+    device::limited(
+        gpu,
+        wgpu::Limits { max_buffer_size, max_storage_buffer_binding_size, ..Default::default() },
+    )
+}
+
+/// 64 queries of 2 sequences and 6 heads: scores of 2 * 6 * 64 * 70 * 4 = 215,040 bytes beside keys of 35,840.
+fn many_queries() -> Capture {
+    let mut capture = made(DType::F16, 2, [64, 64]);
+    ask(&mut capture.layers, DType::F16, Shape::new(2, 6, 64, 64).unwrap());
+    capture.info.lengths = Some(vec![70, 51]);
+    capture.info.query_positions = Some(3..67);
+    capture.info.sliding_window = vec![Some(20), None];
+    capture
+}
+
+fn sliced(gpu: &Gpu) -> kvfold::Result<()> {
+    let options = ReportOptions::default().start_frac(0.0);
+    // Five slices; the twins take all queries at once.
+    let report = compare(&small(gpu, 48 << 10)?, &many_queries(), &options)?;
+    assert!(report.layers.iter().all(|layer| layer.qjl.figures.score_correlation.is_some()));
+    Ok(())
+}
+
+fn fallback(gpu: &Gpu) -> kvfold::Result<()> {
+    let (capture, options) = (many_queries(), ReportOptions::default());
+    let engine = Engine::Gpu(small(gpu, 35_836)?);
+    let error = measure(&capture, &options, &engine).unwrap_err();
+    assert!(matches!(error, Error::Limit { need: 35_840, have: 35_836, .. }), "{error}");
+    let mut report = report_or_cpu_blocking(&capture, &options, &engine, &mut |_| true)?;
+    assert_eq!((report.backend.as_str(), &report.adapter), ("cpu", &None));
+    assert_eq!(report.fallback.take(), Some(error.to_string()));
+    assert_eq!(report, measure(&capture, &options, &Engine::Cpu)?);
+    // What the capture or the caller is to blame for stays an error.
+    let cancelled = report_or_cpu_blocking(&capture, &options, &engine, &mut |_| false).unwrap_err();
+    assert!(matches!(cancelled, Error::Cancelled { .. }), "{cancelled}");
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Made-up keys and values with every kind of row that a fold must survive, and their way to a device.
 
-use kvfold::{DType, Gpu, KvView, Shape, Tensor};
+use kvfold::{DType, Gpu, KvView, Shape, Strides, Tensor};
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 /// Numbers from a fixed seed, uniform in `[-1, 1)`.
@@ -66,6 +66,18 @@ pub(crate) fn pair(seed: u8, shape: Shape, dtype: DType) -> [Tensor; 2] {
 /// A contiguous view of a tensor copied to the device.
 pub(crate) fn upload(gpu: &Gpu, tensor: &Tensor) -> KvView {
     KvView::new(&gpu.upload("tensor", tensor.bytes()).unwrap(), tensor.dtype(), tensor.shape())
+}
+
+/// A view of a tensor copied to the device at `offset`, with these strides; around its rows stand NaNs.
+pub(crate) fn scatter(gpu: &Gpu, tensor: &Tensor, offset: usize, strides: Strides) -> KvView {
+    let (shape, size) = (tensor.shape(), tensor.dtype().size());
+    let mut bytes = vec![0xff; (offset + strides.extent(shape).unwrap() + 3) * size];
+    for (b, h, t) in shape.iter_rows() {
+        let start = offset + b * strides.batch + h * strides.heads + t * strides.tokens;
+        bytes[start * size..(start + shape.dim) * size].copy_from_slice(tensor.view().row_bytes(b, h, t));
+    }
+    let buffer = gpu.upload("scattered tensor", &bytes).unwrap();
+    KvView::new(&buffer, tensor.dtype(), shape).at(offset).strides(strides)
 }
 
 /// A tensor of a view's shape from the bytes of its whole buffer.

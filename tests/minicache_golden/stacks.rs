@@ -3,23 +3,10 @@
 use kvfold::DType;
 use kvfold::minicache::{Mode, Retention, Role, pair_layers_depth};
 
-use crate::golden::Golden;
+use crate::golden::{Golden, STACK_STEPS, stack_rows};
 use crate::pair::{Pair, Tolerance, original, row_of, widened};
 
 const DIM: usize = 64;
-const HEADS: usize = 2;
-/// New tokens of each step.
-const STEPS: [usize; 4] = [5, 1, 1, 1];
-const TOKENS: usize = 8;
-
-/// The rows that a step adds, out of a layer's whole output.
-fn new_rows(golden: &Golden, name: &str, step: usize) -> Vec<f32> {
-    let whole = golden.f32(name);
-    assert_eq!(whole.len(), HEADS * TOKENS * DIM, "{name}");
-    let first: usize = STEPS[..step].iter().sum();
-    let head = |head: usize| whole[(head * TOKENS + first) * DIM..][..STEPS[step] * DIM].to_vec();
-    (0..HEADS).flat_map(head).collect()
-}
 
 /// One tensor of one layer in one step, folded onto its primary's. Gives the rows retained and merged.
 fn check_merge_layer(golden: &Golden, primary: usize, layer: usize, step: usize, kv: &str) -> [u32; 2] {
@@ -27,7 +14,7 @@ fn check_merge_layer(golden: &Golden, primary: usize, layer: usize, step: usize,
     let pair = Pair::read(golden, names, DType::F16);
     let both = pair.run(&original(Mode::Compat, Retention::Cosine(0.9), 0.5));
     assert_eq!(both.reference.causes, both.causes);
-    let want = new_rows(golden, &format!("out/l{layer}/{kv}"), step);
+    let want = stack_rows(golden, &format!("out/l{layer}/{kv}"), step);
     for (row, cause) in both.causes.iter().enumerate() {
         let context = format!("layer {layer} step {step} {kv} row {row}");
         let want = row_of(&want, row, DIM);
@@ -51,12 +38,12 @@ fn check_stack(name: &str, layers: usize, group_size: usize, merge_layers: usize
     for (layer, role) in plan.iter().enumerate() {
         let primary = plan.iter().position(|l| l.group == role.group).unwrap();
         let mut keys = [0, 0];
-        for step in 0..STEPS.len() {
+        for step in 0..STACK_STEPS.len() {
             for kv in ["k", "v"] {
                 if role.role == Role::Primary {
                     let (given, put) =
                         (golden.f32(&format!("in/l{layer}/s{step}/{kv}")), format!("out/l{layer}/{kv}"));
-                    assert_eq!(given, new_rows(&golden, &put, step), "{name} layer {layer} passes through");
+                    assert_eq!(given, stack_rows(&golden, &put, step), "{name} layer {layer} passes through");
                     continue;
                 }
                 let counts = check_merge_layer(&golden, primary, layer, step, kv);
