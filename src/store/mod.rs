@@ -205,12 +205,7 @@ impl Store {
 
     /// A sequence's rows of a capture's tensor, padding left out.
     fn view<'a>(&self, tensor: &'a Tensor, sequence: usize) -> Result<TensorView<'a>> {
-        let (full, dtype) = (tensor.shape(), tensor.dtype());
-        let strides = Strides::contiguous(full);
-        let start = sequence * strides.batch * dtype.size();
-        let bytes = tensor.bytes().get(start..).unwrap_or_default();
-        let shape = Shape { batch: 1, tokens: self.length(sequence), ..full };
-        TensorView::strided(bytes, dtype, shape, strides)
+        sequence_rows(tensor, sequence, self.length(sequence))
     }
 
     /// Stores a sequence's rows as they are.
@@ -277,6 +272,14 @@ impl Store {
         let ids = ids.as_chunks::<4>().0.iter().map(|&id| i32::from_le_bytes(id));
         Ok((layers, Some(ids.collect())))
     }
+}
+
+/// The first tokens of one sequence of a tensor, `[1, heads, tokens, dim]`.
+fn sequence_rows(tensor: &Tensor, sequence: usize, tokens: usize) -> Result<TensorView<'_>> {
+    let (full, dtype) = (tensor.shape(), tensor.dtype());
+    let strides = Strides::contiguous(full);
+    let bytes = tensor.bytes().get(sequence * strides.batch * dtype.size()..).unwrap_or_default();
+    TensorView::strided(bytes, dtype, Shape { batch: 1, tokens, ..full }, strides)
 }
 
 const QUERY: &str = "query";

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use super::head::Method;
 use super::pairs::each_part;
 use super::tensors::{Reader, Tensors, half_bytes, word_bytes};
-use super::{Part, Restored, Store};
+use super::{Part, Restored, Store, sequence_rows};
 use crate::capture::Capture;
 use crate::container::to_file_dtype;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::qjl::planes::{
     Tables, cpu,
 };
 use crate::rope::{Positions, Rope};
-use crate::tensor::{DType, Shape, Strides, TensorView, encode};
+use crate::tensor::{DType, Shape, TensorView, encode};
 
 /// The rows of a sequence that are coded; none where it is too short for tables.
 fn coded(options: &PlanesOptions, length: usize) -> Range<usize> {
@@ -92,12 +92,8 @@ fn queries(capture: &Capture, layer: usize, sequence: usize) -> Result<Option<Te
     else {
         return Ok(None);
     };
-    let (full, dtype) = (tensor.shape(), tensor.dtype());
-    let tokens = capture.length(sequence).saturating_sub(range.start).min(full.tokens);
-    let strides = Strides::contiguous(full);
-    let bytes = tensor.bytes().get(sequence * strides.batch * dtype.size()..).unwrap_or_default();
-    let shape = Shape { batch: 1, tokens, ..full };
-    Ok((tokens > 0).then(|| TensorView::strided(bytes, dtype, shape, strides)).transpose()?)
+    let tokens = capture.length(sequence).saturating_sub(range.start).min(tensor.shape().tokens);
+    (tokens > 0).then(|| sequence_rows(tensor, sequence, tokens)).transpose()
 }
 
 /// Bytes of all rows but those of the range, `[heads, tokens, dim]`.

@@ -8,6 +8,7 @@
 mod adapters;
 mod arguments;
 mod engine;
+mod fold;
 mod report;
 mod text;
 
@@ -24,6 +25,8 @@ fn main() -> ExitCode {
     let output = match arguments.command {
         Command::Adapters(adapters) => adapters::run(&adapters),
         Command::Report(report) => report::run(&report),
+        Command::Fold(arguments) => fold::fold(&arguments),
+        Command::Unfold(arguments) => fold::unfold(&arguments),
     };
     match output.map(|text| print(&text)) {
         Ok(Ok(())) => ExitCode::SUCCESS,

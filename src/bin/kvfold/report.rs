@@ -15,7 +15,7 @@ use crate::engine;
 use crate::text;
 
 /// The capture that a report without a file measures: SmolLM2-135M-Instruct on 128 tokens of prose.
-static SAMPLE: &[u8] = include_bytes!("../../../web/samples/smollm2_prose_s128.safetensors");
+pub(crate) static SAMPLE: &[u8] = include_bytes!("../../../web/samples/smollm2_prose_s128.safetensors");
 
 /// Measures a capture and gives what is to be printed.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<String> {
