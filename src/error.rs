@@ -83,23 +83,23 @@ pub enum Error {
         /// What stands there.
         value: f32,
     },
-    /// A capture lacks a tensor.
-    #[error("{tensor}: wanted in the capture, had only {have}")]
+    /// A capture or store lacks a tensor.
+    #[error("{tensor}: wanted in the file, had only {have}")]
     MissingTensor {
         /// The tensor's name.
         tensor: String,
         /// What the capture holds.
         have: String,
     },
-    /// A capture holds a tensor whose name is not part of the format.
-    #[error("{tensor}: not a tensor of the capture format, which has {want}")]
+    /// A capture or store holds a tensor whose name is not part of the format.
+    #[error("{tensor}: not a tensor of the format, which has {want}")]
     UnknownTensor {
         /// The tensor's name.
         tensor: String,
         /// The names the format has.
         want: String,
     },
-    /// A capture's metadata entry cannot be understood.
+    /// A metadata entry of a capture or store cannot be understood.
     #[error("metadata {key}: wanted {want}, had {have:?}")]
     Metadata {
         /// The metadata key.
@@ -116,6 +116,16 @@ pub enum Error {
         bytes: usize,
         /// What the safetensors reader says.
         cause: safetensors::SafeTensorError,
+    },
+    /// What a file holds is not what its digest was made of: it was damaged or changed.
+    #[error("{what}: damaged, the digest says {want}, the contents give {have}")]
+    Digest {
+        /// What is damaged.
+        what: String,
+        /// The digest that was written.
+        want: String,
+        /// The digest of what was read.
+        have: String,
     },
     /// A file cannot be read or written.
     #[error("{path}: {cause}")]
@@ -216,6 +226,7 @@ impl Error {
             Self::UnknownTensor { .. } => "unknown_tensor",
             Self::Metadata { .. } => "metadata",
             Self::Safetensors { .. } => "safetensors",
+            Self::Digest { .. } => "digest",
             Self::Io { .. } => "io",
             Self::NoAdapter { .. } => "no_adapter",
             Self::NullAdapter { .. } => "null_adapter",

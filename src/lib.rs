@@ -6,6 +6,7 @@
 //! | [`Capture`] | keys, values and queries of a real model in a file |
 //! | [`minicache`] | neighbouring layers folded onto one direction per token |
 //! | [`qjl`] | keys as sign bits of a random projection, values as 8-bit codes |
+//! | [`store`] | a folded capture in a file |
 //! | [`attention`] | options, masking, and exact attention as the baseline |
 //! | `gpu` | the device: a host's own or one requested, views of its buffers, read-backs (feature `gpu`) |
 //!
@@ -29,6 +30,7 @@
 pub mod attention;
 pub mod capture;
 mod container;
+mod digest;
 pub mod error;
 #[cfg(feature = "gpu")]
 pub mod gpu;
@@ -39,6 +41,7 @@ pub mod report;
 pub mod rope;
 #[cfg(feature = "gpu")]
 pub mod selftest;
+pub mod store;
 pub mod tensor;
 
 pub use capture::Capture;

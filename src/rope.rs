@@ -5,7 +5,7 @@
 //! Kernels do no trigonometry: they read `(cos, sin)` rows that [`Rope::angles`] made, for a tile's first position and
 //! for the offsets within a tile, and [`add_angles`] joins the two.
 
-use crate::capture::{Capture, RopeLayout};
+use crate::capture::{Capture, CaptureInfo, RopeLayout};
 use crate::error::{Error, Result};
 
 /// Positions that share one coarse row of angles: position `p` is `p - p % ANGLE_TILE` plus the offset `p % ANGLE_TILE`.
@@ -63,10 +63,19 @@ impl Rope {
     /// # Errors
     /// As [`Rope::new`], on captures that were changed after their check.
     pub fn from_capture(capture: &Capture, layer: usize) -> Result<Option<Self>> {
+        match capture.layers.get(layer) {
+            Some(held) => Self::from_info(&capture.info, layer, held.key_dim()),
+            None => Ok(None),
+        }
+    }
+
+    /// [`Rope::from_capture`] of a layer whose keys have `head_dim` channels.
+    pub(crate) fn from_info(info: &CaptureInfo, layer: usize, head_dim: usize) -> Result<Option<Self>> {
         let known = |layout: &&RopeLayout| !matches!(layout, RopeLayout::Other(_));
-        let layout = capture.info.rope_layout.as_ref().filter(known).cloned();
-        let head_dim = capture.layers.get(layer).map_or(0, |layer| layer.key_dim());
-        let Some((layout, inv_freq)) = layout.zip(capture.inv_freq(layer)) else { return Ok(None) };
+        let layout = info.rope_layout.as_ref().filter(known).cloned();
+        let Some((layout, inv_freq)) = layout.zip(info.layer_inv_freq(layer, head_dim)) else {
+            return Ok(None);
+        };
         let inv_freq: Vec<f64> = inv_freq.into_iter().map(f64::from).collect();
         Self::new(head_dim, 2 * inv_freq.len(), inv_freq, layout).map(Some)
     }

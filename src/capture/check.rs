@@ -7,7 +7,7 @@ use crate::tensor::{Shape, Tensor};
 
 /// Largest batch, head count and head dimension. Far above any cache's; it bounds the work that a tensor of no tokens,
 /// and so of no bytes, can ask for.
-const MAX_SIZE: usize = 1 << 16;
+pub(crate) const MAX_SIZE: usize = 1 << 16;
 
 impl Capture {
     /// Checks that the layers agree with each other and with the metadata. Reading and writing do so by themselves.

@@ -8,8 +8,10 @@ use serde::de::DeserializeOwned;
 
 use super::{Capture, CaptureInfo, Layer, RopeLayout, VERSION};
 use crate::error::{Error, Result};
+use crate::store::STORE;
 
-const CAPTURE: &str = "kvfold.capture";
+/// The key of the version.
+pub(crate) const CAPTURE: &str = "kvfold.capture";
 const MODEL: &str = "model";
 const N_LAYERS: &str = "n_layers";
 const ATTN_SCALE: &str = "attn_scale";
@@ -60,6 +62,9 @@ const RESTATED: [(&str, Restated); 4] = [
 /// Refuses a file of a newer version. Files without a version are the older captures, which differ in nothing else.
 pub(super) fn check_version(entries: &BTreeMap<String, String>) -> Result<()> {
     let known = |text: &String| text.parse::<u32>().is_ok_and(|version| (1..=VERSION).contains(&version));
+    if let Some(text) = entries.get(STORE) {
+        return Err(wrong(STORE, "a capture, not a store (`kvfold unfold` makes a capture of one)", text));
+    }
     match entries.get(CAPTURE) {
         Some(text) if !known(text) => Err(wrong(CAPTURE, format_args!("a version of 1 to {VERSION}"), text)),
         _ => Ok(()),
@@ -67,9 +72,12 @@ pub(super) fn check_version(entries: &BTreeMap<String, String>) -> Result<()> {
 }
 
 /// Reads the entries that have a field of their own; the others become `extra`.
-pub(super) fn parse(mut entries: BTreeMap<String, String>, layers: &[Layer]) -> Result<CaptureInfo> {
+pub(crate) fn parse(
+    mut entries: BTreeMap<String, String>,
+    batch: usize,
+    layers: usize,
+) -> Result<CaptureInfo> {
     entries.remove(CAPTURE);
-    let batch = layers.first().map_or(0, |layer| layer.values.shape().batch);
     let e = &mut entries;
     Ok(CaptureInfo {
         model: e.remove(MODEL),
@@ -86,14 +94,14 @@ pub(super) fn parse(mut entries: BTreeMap<String, String>, layers: &[Layer]) -> 
         rotary_dim: take(e, ROTARY_DIM, "a whole number", |text| text.parse().ok())?,
         inv_freq: take(e, INV_FREQ, "a JSON list of numbers", json)?,
         rope_theta: take(e, ROPE_THETA, "a number, or a JSON list of one per layer", |text| {
-            one_or_each(text, layers.len())
+            one_or_each(text, layers)
         })?,
         rope_layout: e.remove(ROPE_LAYOUT).map(layout),
         sliding_window: take(
             e,
             SLIDING_WINDOW,
             "tokens or null, or a JSON list of them per layer",
-            |text| one_or_each(text, layers.len()),
+            |text| one_or_each(text, layers),
         )?
         .unwrap_or_default(),
         token_ids: None,
@@ -102,7 +110,7 @@ pub(super) fn parse(mut entries: BTreeMap<String, String>, layers: &[Layer]) -> 
 }
 
 /// The entries of a file of this version.
-pub(super) fn render(info: &CaptureInfo) -> BTreeMap<String, String> {
+pub(crate) fn render(info: &CaptureInfo) -> BTreeMap<String, String> {
     let windows = |windows: &[Option<u32>]| {
         list(
             windows
@@ -140,10 +148,10 @@ pub(super) fn check(capture: &Capture) -> Result<()> {
     if let Some(scale) = info.attn_scale.filter(|scale| !(scale.is_finite() && *scale > 0.0)) {
         return Err(wrong(ATTN_SCALE, "a finite number above 0", scale));
     }
-    check_sequences(capture)?;
+    check_sequences(info, capture.batch(), capture.tokens())?;
     check_queries(capture)?;
-    check_layers(capture)?;
-    check_rope(capture)?;
+    check_layers(info, capture.layers.len())?;
+    check_rope(info, capture.layers.iter().map(Layer::key_dim).min().unwrap_or(0))?;
     for (key, want) in FIXED {
         match info.extra.get(key) {
             Some(text) if !text.eq_ignore_ascii_case(want) => return Err(wrong(key, want, text)),
@@ -154,9 +162,8 @@ pub(super) fn check(capture: &Capture) -> Result<()> {
 }
 
 /// `lengths` and `position_start`.
-fn check_sequences(capture: &Capture) -> Result<()> {
-    let (batch, tokens) = (capture.batch(), capture.tokens());
-    if let Some(lengths) = &capture.info.lengths
+pub(crate) fn check_sequences(info: &CaptureInfo, batch: usize, tokens: usize) -> Result<()> {
+    if let Some(lengths) = &info.lengths
         && (lengths.len() != batch || lengths.iter().any(|&length| length > tokens))
     {
         return Err(wrong(LENGTHS, format_args!("{batch} numbers of 0 to {tokens}"), list(lengths)));
@@ -164,7 +171,7 @@ fn check_sequences(capture: &Capture) -> Result<()> {
     // Every position fits u32: the last is `start + tokens - 1`.
     let fits =
         |&start: &u32| u32::try_from(tokens.saturating_sub(1)).is_ok_and(|n| start.checked_add(n).is_some());
-    if let Some(starts) = &capture.info.position_start
+    if let Some(starts) = &info.position_start
         && (starts.len() != batch || !starts.iter().all(fits))
     {
         let want = format!("{batch} numbers that leave {tokens} positions within 32 bits");
@@ -197,9 +204,7 @@ fn check_queries(capture: &Capture) -> Result<()> {
 }
 
 /// `n_layers` and the lists per layer.
-fn check_layers(capture: &Capture) -> Result<()> {
-    let info = &capture.info;
-    let layers = capture.layers.len();
+pub(crate) fn check_layers(info: &CaptureInfo, layers: usize) -> Result<()> {
     if let Some(depth) = info.model_layers.filter(|&depth| depth < layers) {
         return Err(wrong(N_LAYERS, format_args!("at least the {layers} layers captured"), depth));
     }
@@ -217,10 +222,8 @@ fn check_layers(capture: &Capture) -> Result<()> {
     Ok(())
 }
 
-/// `rotary_dim` and `inv_freq`.
-fn check_rope(capture: &Capture) -> Result<()> {
-    let info = &capture.info;
-    let dim = capture.layers.iter().map(Layer::key_dim).min().unwrap_or(0);
+/// `rotary_dim` and `inv_freq`, for keys of at least `dim` channels.
+pub(crate) fn check_rope(info: &CaptureInfo, dim: usize) -> Result<()> {
     if let Some(rotary) = info.rotary_dim.filter(|&rotary| rotary > dim || !rotary.is_multiple_of(2)) {
         return Err(wrong(
             ROTARY_DIM,

@@ -18,13 +18,14 @@
 //! ```
 
 mod check;
-mod metadata;
+pub(crate) mod metadata;
 mod read;
 mod write;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+pub(crate) use check::MAX_SIZE;
 pub use read::ReadOptions;
 
 use crate::error::{Error, Result};
@@ -246,12 +247,18 @@ impl Capture {
     /// `rope_theta`; `None` where the file gives neither.
     #[must_use]
     pub fn inv_freq(&self, layer: usize) -> Option<Vec<f32>> {
-        let held = self.layers.get(layer)?;
-        if let Some(inv_freq) = &self.info.inv_freq {
+        self.info.layer_inv_freq(layer, self.layers.get(layer)?.key_dim())
+    }
+}
+
+impl CaptureInfo {
+    /// [`Capture::inv_freq`] of a layer whose keys have so many channels.
+    pub(crate) fn layer_inv_freq(&self, layer: usize, key_dim: usize) -> Option<Vec<f32>> {
+        if let Some(inv_freq) = &self.inv_freq {
             return Some(inv_freq.clone());
         }
-        let theta = f64::from(*self.info.rope_theta.as_ref()?.get(layer)?);
-        let rotary = self.info.rotary_dim.unwrap_or_else(|| held.key_dim());
+        let theta = f64::from(*self.rope_theta.as_ref()?.get(layer)?);
+        let rotary = self.rotary_dim.unwrap_or(key_dim);
         let frequency = |i: usize| theta.powf(-2.0 * i as f64 / rotary as f64) as f32;
         Some((0..rotary / 2).map(frequency).collect())
     }

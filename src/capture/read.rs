@@ -69,7 +69,11 @@ impl Capture {
         }
         let layers = assemble(found)?;
         check::tensors(&layers)?;
-        let mut info = metadata::parse(file.metadata, &layers)?;
+        let mut info = metadata::parse(
+            file.metadata,
+            layers.first().map_or(0, |layer| layer.values.shape().batch),
+            layers.len(),
+        )?;
         info.token_ids = token_ids.map(|stored| ids(&stored, &layers)).transpose()?;
         let capture = Self { layers, info };
         check::info(&capture)?;

@@ -11,6 +11,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::ProjectionKind;
 use crate::attention::dot;
+use crate::digest::Fnv;
 use crate::error::{Error, Result};
 use crate::tensor::{MAX_HEAD_DIM, checked_bytes};
 
@@ -159,9 +160,9 @@ impl Projection {
             Store::Matrix(matrix) => Box::new(matrix.iter().map(|x| x.to_bits())),
             Store::Signs(signs) => Box::new(signs.iter().copied()),
         };
-        head.into_iter().chain(body).flat_map(u32::to_le_bytes).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
+        let mut hash = Fnv::new();
+        head.into_iter().chain(body).for_each(|word| hash.add(&word.to_le_bytes()));
+        hash.value()
     }
 
     /// `out = S row` in f32: `row` has `head_dim` numbers, `out` `sketch_dim`; of slices that do not, as much as fits.

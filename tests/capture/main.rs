@@ -93,13 +93,10 @@ fn keys_before_rope_are_never_taken_for_keys() {
     let layer = &capture.layers[0];
     assert_eq!((layer.key_dim(), layer.bytes()), (8, 3 * 4 * (8 + 6) * 2));
     let error = capture.keys(0).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "layer.0.key: wanted in the capture, had only layer.0.key_pre, layer.0.value"
-    );
+    assert_eq!(error.to_string(), "layer.0.key: wanted in the file, had only layer.0.key_pre, layer.0.value");
     assert_eq!(
         capture.queries(7).unwrap_err().to_string(),
-        "layer.7.query: wanted in the capture, had only 1 layers"
+        "layer.7.query: wanted in the file, had only 1 layers"
     );
     assert_eq!(capture.query_positions(0, 0), None);
     assert_eq!(Capture::from_bytes(&capture.to_bytes().unwrap()).unwrap(), capture);

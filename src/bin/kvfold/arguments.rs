@@ -8,6 +8,8 @@ use kvfold::minicache::{MergeOptions, Mode, Retention};
 use kvfold::qjl::{KeyScale, ProjectionKind};
 use kvfold::report::ReportOptions;
 
+use crate::fold::{FoldArguments, UnfoldArguments};
+
 /// Smaller key/value caches: what MiniCache and QJL save and cost on a model's own keys and values.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true)]
@@ -24,6 +26,10 @@ pub(crate) enum Command {
     Doctor(DoctorArguments),
     /// Measure a capture
     Report(ReportArguments),
+    /// Fold a capture into a smaller file
+    Fold(FoldArguments),
+    /// Restore a capture from a folded file
+    Unfold(UnfoldArguments),
 }
 
 #[derive(Debug, Args)]
@@ -86,7 +92,7 @@ pub(crate) enum Backend {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "MiniCache")]
-struct MiniCacheArguments {
+pub(crate) struct MiniCacheArguments {
     /// Short for --retention cosine:X
     #[arg(long, value_name = "X", conflicts_with = "retention", allow_negative_numbers = true)]
     threshold: Option<f32>,
@@ -161,15 +167,27 @@ fn retention(text: &str) -> Result<Retention, String> {
     }
 }
 
-impl ReportArguments {
-    /// The options asked for. Numbers out of range are misuse: the program ends here, with exit code 2.
-    pub(crate) fn options(&self) -> ReportOptions {
-        let (m, q) = (&self.minicache, &self.qjl);
-        let mode = match m.mode {
+impl MiniCacheArguments {
+    /// How pairs are merged, and where in the depth of the model pairing begins.
+    pub(crate) fn options(&self) -> (MergeOptions, f64) {
+        let mode = match self.mode {
             ModeName::Shared => Mode::Shared,
             ModeName::Anchor => Mode::Anchor,
             ModeName::Compat => Mode::Compat,
         };
+        let merge = MergeOptions::default()
+            .mode(mode)
+            .retention(self.threshold.map_or(self.retention, Retention::Cosine))
+            .slerp_t(self.slerp_t)
+            .sinks(self.sinks);
+        (merge, self.start_frac)
+    }
+}
+
+impl ReportArguments {
+    /// The options asked for. Numbers out of range are misuse: the program ends here, with exit code 2.
+    pub(crate) fn options(&self) -> ReportOptions {
+        let q = &self.qjl;
         let projection = match q.projection {
             ProjectionName::Gaussian => ProjectionKind::Gaussian,
             ProjectionName::Orthogonal => ProjectionKind::Orthogonal,
@@ -180,14 +198,10 @@ impl ReportArguments {
             ScaleName::Mse => KeyScale::Mse,
             ScaleName::Unbiased => KeyScale::Unbiased,
         };
-        let merge = MergeOptions::default()
-            .mode(mode)
-            .retention(m.threshold.map_or(m.retention, Retention::Cosine))
-            .slerp_t(m.slerp_t)
-            .sinks(m.sinks);
+        let (merge, start_frac) = self.minicache.options();
         let mut options = ReportOptions::default()
             .merge(merge)
-            .start_frac(m.start_frac)
+            .start_frac(start_frac)
             .projection(projection)
             .key_scale(key_scale)
             .seed(q.seed);

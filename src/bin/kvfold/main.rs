@@ -9,6 +9,7 @@ mod adapters;
 mod arguments;
 mod doctor;
 mod engine;
+mod fold;
 mod report;
 mod text;
 
@@ -26,6 +27,8 @@ fn main() -> ExitCode {
         Command::Adapters(adapters) => adapters::run(&adapters).map(Outcome::from),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Report(report) => report::run(&report).map(Outcome::from),
+        Command::Fold(arguments) => fold::fold(&arguments).map(Outcome::from),
+        Command::Unfold(arguments) => fold::unfold(&arguments).map(Outcome::from),
     };
     let Outcome { text, failed } = match output {
         Ok(outcome) => outcome,

@@ -21,6 +21,8 @@ mod rotation;
 mod rows;
 mod tables;
 
+use std::collections::BTreeMap;
+
 use half::f16;
 
 use crate::attention::Geometry;
@@ -61,6 +63,17 @@ impl Codec {
     /// [`Error::Range`] on options out of range or a `rotary_dim` above `key_dim`, [`Error::Shape`] on a dimension
     /// that is not 1 to 512.
     pub fn new(options: PlanesOptions, key_dim: usize, value_dim: usize, rope: Option<Rope>) -> Result<Self> {
+        Self::with_matrices(options, key_dim, value_dim, rope, &BTreeMap::new())
+    }
+
+    /// As [`Codec::new`], with these `[n, n]` rotations, by `n`, in place of drawn ones.
+    pub(crate) fn with_matrices(
+        options: PlanesOptions,
+        key_dim: usize,
+        value_dim: usize,
+        rope: Option<Rope>,
+        matrices: &BTreeMap<usize, Vec<f32>>,
+    ) -> Result<Self> {
         options.validate()?;
         for (what, dim) in [("keys", key_dim), ("values", value_dim)] {
             Shape { batch: 1, heads: 1, tokens: 1, dim }.check_dim(what)?;
@@ -70,7 +83,7 @@ impl Codec {
         }
         let keys = CodeLayout::keys(&options, key_dim, rope.as_ref());
         let values = CodeLayout::values(&options, value_dim);
-        let rotations = Rotations::new(&options, &keys, &values);
+        let rotations = Rotations::with_matrices(&options, &keys, &values, matrices);
         Ok(Self { options, rope, keys, values, rotations })
     }
 

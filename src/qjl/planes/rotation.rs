@@ -1,8 +1,11 @@
 //! Rotations of rows before they are coded: orthogonal, drawn from a seed, norms kept.
 
+use std::collections::BTreeMap;
+
 use super::super::projection::{Draws, flip, orthogonal, walsh_hadamard};
 use super::config::{CodeLayout, PlanesOptions};
 use crate::attention::dot;
+use crate::digest::Fnv;
 
 /// An orthogonal matrix `R` of `n` channels.
 ///
@@ -42,6 +45,19 @@ impl Rotation {
     #[must_use]
     pub const fn channels(&self) -> usize {
         self.channels
+    }
+
+    /// 64-bit FNV-1a over the channels and the stored words, each as four little-endian bytes: equal for rotations that
+    /// turn alike, whatever drew them.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut hash = Fnv::new();
+        hash.add(&(self.channels as u32).to_le_bytes());
+        match &self.store {
+            Store::Signs(signs) => signs.iter().for_each(|word| hash.add(&word.to_le_bytes())),
+            Store::Matrix(matrix) => matrix.iter().for_each(|x| hash.add(&x.to_bits().to_le_bytes())),
+        }
+        hash.value()
     }
 
     /// The random signs, `[rounds][n]` bits, 1 for a minus, least significant bit first, each round on fresh words;
@@ -136,10 +152,26 @@ impl Rotations {
     /// Draws what these layouts need; segments without bits need none.
     #[must_use]
     pub fn new(options: &PlanesOptions, keys: &CodeLayout, values: &CodeLayout) -> Self {
+        Self::with_matrices(options, keys, values, &BTreeMap::new())
+    }
+
+    /// As [`Rotations::new`], but with these `[n, n]` matrices, by `n`, in place of drawn ones.
+    pub(super) fn with_matrices(
+        options: &PlanesOptions,
+        keys: &CodeLayout,
+        values: &CodeLayout,
+        matrices: &BTreeMap<usize, Vec<f32>>,
+    ) -> Self {
+        let rotation = |channels: usize| match matrices.get(&channels) {
+            Some(matrix) if matrix.len() == channels * channels => {
+                Rotation { channels, store: Store::Matrix(matrix.clone()) }
+            }
+            _ => Rotation::new(channels, options.rounds, options.seed),
+        };
         let mut all: Vec<Rotation> = Vec::new();
         for segment in keys.segments().iter().chain(values.segments()).filter(|s| s.planes > 0) {
             if !all.iter().any(|rotation| rotation.channels == segment.channels) {
-                all.push(Rotation::new(segment.channels, options.rounds, options.seed));
+                all.push(rotation(segment.channels));
             }
         }
         Self { all }

@@ -1,0 +1,68 @@
+//! What can be asked of `fold` and `unfold`.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, CommandFactory};
+use kvfold::minicache::MergeOptions;
+use kvfold::qjl::planes::Preset;
+use kvfold::report::ReportOptions;
+use kvfold::store::FoldOptions;
+
+use crate::arguments::{Arguments, MiniCacheArguments};
+
+#[derive(Debug, Args)]
+pub(crate) struct FoldArguments {
+    /// A capture in safetensors (docs/capture-format.md); without it, or for -, the sample that kvfold carries
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Sign planes: near-lossless, balanced, compact or extreme; balanced where nothing else is said
+    #[arg(long, value_name = "NAME", conflicts_with = "minicache")]
+    preset: Option<Preset>,
+    /// Pairs of neighbouring layers, as the options under MiniCache say
+    #[arg(long)]
+    minicache: bool,
+    #[command(flatten)]
+    merge: MiniCacheArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UnfoldArguments {
+    /// A store that `kvfold fold` wrote (docs/store-format.md)
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Replace a file that stands there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl FoldArguments {
+    /// The capture's file; `None` for the sample.
+    pub(crate) fn input(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
+
+    /// The options asked for. Numbers out of range are misuse: the program ends here, with exit code 2.
+    pub(crate) fn options(&self) -> FoldOptions {
+        if !self.minicache {
+            return FoldOptions::Planes(self.preset.unwrap_or_default().options());
+        }
+        let (merge, start_frac): (MergeOptions, f64) = self.merge.options();
+        let checked = ReportOptions::default().merge(merge.clone()).start_frac(start_frac);
+        if let Err(error) = checked.validate() {
+            Arguments::command().error(clap::error::ErrorKind::ValueValidation, error).exit();
+        }
+        FoldOptions::MiniCache { merge, start_frac }
+    }
+}

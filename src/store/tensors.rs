@@ -1,0 +1,151 @@
+//! The tensors of a store by name, and a reader that accounts for every one.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use half::f16;
+use safetensors::Dtype;
+
+use crate::container::{Stored, from_file_dtype};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Shape, Tensor, checked_bytes};
+
+/// A tensor as it stands in the file.
+#[derive(Clone, Debug, PartialEq)]
+struct Held {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// Tensors by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Tensors(BTreeMap<String, Held>);
+
+impl Tensors {
+    /// Adds a tensor of little-endian bytes.
+    pub(super) fn put(&mut self, name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) {
+        self.0.insert(name, Held { dtype, shape: shape.to_vec(), bytes });
+    }
+
+    /// Takes what a file holds.
+    pub(super) fn add(&mut self, stored: Stored<'_>) {
+        let Stored { name, dtype, shape, bytes } = stored;
+        self.0.insert(name, Held { dtype, shape, bytes: bytes.into_owned() });
+    }
+
+    /// Bytes of the tensors whose names satisfy `which`.
+    pub(super) fn bytes(&self, which: impl Fn(&str) -> bool) -> usize {
+        self.0.iter().filter(|(name, _)| which(name)).map(|(_, held)| held.bytes.len()).sum()
+    }
+
+    /// All tensors in the order of their names.
+    pub(super) fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
+        self.0.iter().map(|(name, held)| Stored {
+            name: name.clone(),
+            dtype: held.dtype,
+            shape: held.shape.clone(),
+            bytes: Cow::Borrowed(&held.bytes),
+        })
+    }
+
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader { tensors: self, unread: self.0.keys().map(String::as_str).collect() }
+    }
+}
+
+/// Reads tensors of wanted types and shapes, and knows which were not wanted.
+pub(super) struct Reader<'a> {
+    tensors: &'a Tensors,
+    unread: BTreeSet<&'a str>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.0.contains_key(name)
+    }
+
+    fn held(&mut self, name: &str) -> Option<&'a Held> {
+        self.unread.remove(name);
+        self.tensors.0.get(name)
+    }
+
+    /// The bytes of a tensor of exactly this type and shape.
+    pub(super) fn read(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&'a [u8]> {
+        let Some(held) = self.held(name) else {
+            let have = format!("{} others", self.tensors.0.len());
+            return Err(Error::MissingTensor { tensor: name.to_owned(), have });
+        };
+        if held.dtype != dtype {
+            return Err(Error::DType {
+                what: name.to_owned(),
+                want: dtype.to_string(),
+                have: held.dtype.to_string(),
+            });
+        }
+        if held.shape != shape {
+            return Err(Error::shape(name, format_args!("{shape:?}"), format_args!("{:?}", held.shape)));
+        }
+        Ok(&held.bytes)
+    }
+
+    /// Unsigned 32-bit numbers.
+    pub(super) fn words(&mut self, name: &str, shape: &[usize]) -> Result<Vec<u32>> {
+        let bytes = self.read(name, Dtype::U32, shape)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
+    }
+
+    /// Half-precision numbers.
+    pub(super) fn halves(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f16>> {
+        let bytes = self.read(name, Dtype::F16, shape)?;
+        Ok(bytes.as_chunks::<2>().0.iter().map(|&half| f16::from_le_bytes(half)).collect())
+    }
+
+    /// Single-precision numbers.
+    pub(super) fn singles(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let bytes = self.read(name, Dtype::F32, shape)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|&single| f32::from_le_bytes(single)).collect())
+    }
+
+    /// Unsigned 16-bit numbers.
+    pub(super) fn shorts(&mut self, name: &str, shape: &[usize]) -> Result<Vec<u16>> {
+        let bytes = self.read(name, Dtype::U16, shape)?;
+        Ok(bytes.as_chunks::<2>().0.iter().map(|&short| u16::from_le_bytes(short)).collect())
+    }
+
+    /// A tensor `[batch, heads, tokens, dim]` of any of the library's element types; `None` where there is none.
+    pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Tensor>> {
+        let Some(held) = self.held(name) else { return Ok(None) };
+        let Some(dtype) = from_file_dtype(held.dtype) else {
+            let (want, have) = ("F16, BF16 or F32".to_owned(), held.dtype.to_string());
+            return Err(Error::DType { what: name.to_owned(), want, have });
+        };
+        let &[batch, heads, tokens, dim] = held.shape.as_slice() else {
+            let have = format!("{:?}", held.shape);
+            return Err(Error::shape(name, "[batch, heads, tokens, head_dim]", have));
+        };
+        checked_bytes(name, &held.shape, DType::F32.size())?;
+        Tensor::new(held.bytes.clone(), dtype, Shape::new(batch, heads, tokens, dim)?).map(Some)
+    }
+
+    /// Refuses tensors that nothing asked for.
+    pub(super) fn finish(self) -> Result<()> {
+        match self.unread.first() {
+            None => Ok(()),
+            Some(&name) => Err(Error::UnknownTensor {
+                tensor: name.to_owned(),
+                want: format!("{} others here", self.tensors.0.len() - self.unread.len()),
+            }),
+        }
+    }
+}
+
+/// Little-endian bytes of words.
+pub(super) fn word_bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+/// Little-endian bytes of half-precision numbers.
+pub(super) fn half_bytes<'a>(halves: impl IntoIterator<Item = &'a f16>) -> Vec<u8> {
+    halves.into_iter().flat_map(|half| half.to_le_bytes()).collect()
+}
