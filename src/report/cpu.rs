@@ -2,10 +2,13 @@
 
 use super::layer::{LayerSketch, Queries};
 use super::pair::{Both, SpanFold};
+use super::planes::{PlanesSketch, PlanesTask};
 use super::span::Span;
 use crate::error::Result;
 use crate::minicache::{Layer, MergeOptions, cpu as minicache};
+use crate::qjl::planes::{Stored, cpu as planes};
 use crate::qjl::{KeyScale, Projection, cpu as qjl};
+use crate::rope::Positions;
 use crate::tensor::Tensor;
 
 /// Folds and restores a pair's keys or values.
@@ -43,4 +46,29 @@ pub(super) fn sketch(
     let (lengths, options) = (Some(queries.lengths.as_slice()), &queries.options);
     let output = qjl::attend(&view, &keys, &values, projection, scale, lengths, options)?;
     Ok(LayerSketch { scores, output, values })
+}
+
+/// Codes a layer in sign planes, scores its queries, and attends them once for each codec of the task.
+pub(super) fn sign_planes(
+    queries: &Queries<'_>,
+    values: &Tensor,
+    task: &PlanesTask<'_>,
+) -> Result<PlanesSketch> {
+    let Some(codec) = task.codecs.first() else { return Ok(PlanesSketch::default()) };
+    let (keys, values, view) = (queries.keys.view(), values.view(), queries.queries.view());
+    let key_codes = planes::encode_keys(codec, &keys, Positions::Start(task.starts), task.tables)?;
+    let value_codes = planes::encode_values(codec, &values)?;
+    let stored = Stored {
+        keys: &keys,
+        key_codes: &key_codes,
+        values: &values,
+        value_codes: &value_codes,
+        tables: task.tables,
+    };
+    let (lengths, options) = (Some(queries.lengths.as_slice()), &queries.options);
+    let attend = |codec| planes::attend(codec, &view, &stored, lengths, options);
+    Ok(PlanesSketch {
+        scores: planes::scores(codec, &view, &key_codes, task.tables)?,
+        outputs: task.codecs.iter().map(attend).collect::<Result<_>>()?,
+    })
 }

@@ -1,5 +1,7 @@
 //! A report's numbers from the kernels: every layer is copied to the device once, a pair takes two submits, a layer one.
 
+mod planes;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use super::layer::{LayerSketch, Queries};

@@ -49,7 +49,7 @@ impl<'a> Queries<'a> {
     }
 
     /// Every captured query, as `(batch, head, query)`, with its row among all, if it stands on a token and is finite.
-    fn rows(&self) -> impl Iterator<Item = (usize, (usize, usize, usize))> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, (usize, usize, usize))> {
         let view = self.queries.view();
         let real = |&(_, (b, h, i)): &(usize, (usize, usize, usize))| {
             self.real.get(b).is_some_and(|&real| i < real) && is_finite(&view, b, h, i)
@@ -59,7 +59,7 @@ impl<'a> Queries<'a> {
     }
 
     /// Exact attention over these keys and values.
-    fn attend(&self, keys: &TensorView<'_>, values: &TensorView<'_>) -> Result<Vec<f32>> {
+    pub(super) fn attend(&self, keys: &TensorView<'_>, values: &TensorView<'_>) -> Result<Vec<f32>> {
         attention::exact(&self.queries.view(), keys, values, Some(&self.lengths), &self.options)
     }
 
@@ -106,7 +106,7 @@ fn coded(keys: &TensorView<'_>, code: fn(&mut [f32])) -> Result<Tensor> {
 }
 
 /// The values that 8-bit codes stand for; a marked row is NaN again, so that attention masks it again.
-fn decoded(values: &QuantizedValues) -> Result<Tensor> {
+pub(super) fn decoded(values: &QuantizedValues) -> Result<Tensor> {
     let mut numbers = dequantize_values(values)?;
     let rows = numbers.chunks_mut(values.shape.dim.max(1)).zip(&values.scale);
     rows.filter(|(_, scale)| !scale.is_finite()).for_each(|(row, _)| row.fill(f32::NAN));
@@ -179,7 +179,7 @@ pub(super) fn sizes(
 }
 
 /// Bytes of a coded row: its words and one f16.
-const fn row_bytes(words: usize) -> u64 {
+pub(super) const fn row_bytes(words: usize) -> u64 {
     4 * words as u64 + 2
 }
 

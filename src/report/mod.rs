@@ -24,12 +24,14 @@ mod gpu;
 mod layer;
 mod options;
 mod pair;
+mod planes;
 mod span;
 mod totals;
 mod types;
 mod work;
 
 pub use options::{OptionsEcho, ReportOptions};
+pub use planes::{AttentionErrors, LayerMethods, MethodFigures, PlanesFigures, PlanesRequest, TableSource};
 pub use types::{
     Baselines, Bytes, CaptureShape, Causes, FoldFigures, KeyFigures, LayerFigures, LayerShape,
     MiniCacheTotals, Pair, PairFigures, QjlFigures, QjlTotals, Report, SkippedPair, Totals,
@@ -79,7 +81,7 @@ pub async fn report(
     capture.check()?;
     let count = capture.layers.len();
     let plan = totals::plan(count, options.start_frac)?;
-    let mut work = Work::new(capture, options, engine);
+    let mut work = Work::new(capture, options, engine)?;
     let mut steps = Steps { done: 0, of: 2 * count - 1, progress };
     steps.tell()?;
     let (mut pairs, mut layers) = (Vec::with_capacity(count - 1), Vec::with_capacity(count));
@@ -105,6 +107,7 @@ pub async fn report(
         shape: CaptureShape { layers: count, batch: capture.batch(), tokens: capture.tokens() },
         pairs,
         layers,
+        planes: work.planes(),
         totals,
         verdict,
     })

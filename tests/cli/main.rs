@@ -10,6 +10,7 @@
 
 mod made;
 mod odd;
+mod presets;
 mod sample;
 mod schema;
 

@@ -18,6 +18,7 @@ mod device;
 mod golden;
 mod minicache;
 mod planes;
+mod planes_report;
 mod qjl;
 mod report;
 mod rows;
@@ -71,6 +72,7 @@ fn tests() -> Vec<Test> {
         minicache::TESTS,
         qjl::TESTS,
         planes::TESTS,
+        planes_report::TESTS,
         report::TESTS,
         golden::TESTS,
     ]

@@ -1,12 +1,13 @@
 //! What can be asked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use kvfold::minicache::{MergeOptions, Mode, Retention};
+use kvfold::qjl::planes::Preset;
 use kvfold::qjl::{KeyScale, ProjectionKind};
-use kvfold::report::ReportOptions;
+use kvfold::report::{PlanesRequest, ReportOptions};
 
 /// Smaller key/value caches: what MiniCache and QJL save and cost on a model's own keys and values.
 #[derive(Debug, Parser)]
@@ -44,6 +45,8 @@ pub(crate) struct ReportArguments {
     minicache: MiniCacheArguments,
     #[command(flatten)]
     qjl: QjlArguments,
+    #[command(flatten)]
+    planes: PlanesArguments,
 }
 
 #[derive(Debug, Args)]
@@ -87,7 +90,7 @@ struct MiniCacheArguments {
     /// Where on the arc from the lower (0) to the upper (1) direction the shared one lies
     #[arg(long, value_name = "T", default_value_t = MergeOptions::default().slerp_t, allow_negative_numbers = true)]
     slerp_t: f32,
-    /// Tokens at the start of each sequence that stay raw
+    /// Tokens at the start of each sequence that stay raw, under sign planes too
     #[arg(long, value_name = "N", default_value_t = MergeOptions::default().sinks)]
     sinks: u32,
     /// Where in the depth of the model the totals begin to pair layers
@@ -110,6 +113,20 @@ struct QjlArguments {
     /// Seed of the projection
     #[arg(long, value_name = "N", default_value_t = ReportOptions::default().seed)]
     seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sign planes")]
+struct PlanesArguments {
+    /// near-lossless, balanced, compact or extreme; all of them where not given
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+    /// Last tokens that stay raw; --sinks says how many first ones do
+    #[arg(long, value_name = "N", default_value_t = Preset::Balanced.options().recent)]
+    recent: u32,
+    /// Another capture of the same model, from which tables are made instead of from this one's first tokens
+    #[arg(long, value_name = "FILE")]
+    calibrate: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -150,6 +167,11 @@ fn retention(text: &str) -> Result<Retention, String> {
 }
 
 impl ReportArguments {
+    /// The capture that tables are made from, if it is another.
+    pub(crate) fn calibrate(&self) -> Option<&Path> {
+        self.planes.calibrate.as_deref()
+    }
+
     /// The options asked for. Numbers out of range are misuse: the program ends here, with exit code 2.
     pub(crate) fn options(&self) -> ReportOptions {
         let (m, q) = (&self.minicache, &self.qjl);
@@ -180,6 +202,11 @@ impl ReportArguments {
             .key_scale(key_scale)
             .seed(q.seed);
         options.sketch_dim = q.sketch_dim;
+        let mut planes = PlanesRequest::default().sinks(m.sinks).recent(self.planes.recent);
+        if let Some(preset) = self.planes.preset {
+            planes.presets = vec![preset];
+        }
+        options.planes = Some(planes);
         if let Err(error) = options.validate() {
             Arguments::command().error(clap::error::ErrorKind::ValueValidation, error).exit();
         }
@@ -206,6 +233,6 @@ mod tests {
         }
         let parsed = Arguments::try_parse_from(["kvfold", "report"]).unwrap();
         let Command::Report(report) = parsed.command else { panic!("{parsed:?}") };
-        assert_eq!(report.options(), ReportOptions::default());
+        assert_eq!(report.options(), ReportOptions::default().planes(PlanesRequest::default()));
     }
 }
