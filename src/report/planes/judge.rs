@@ -85,15 +85,14 @@ impl<'a> Judge<'a> {
         };
         let first = row * keys.tokens;
         let exact = log_weights(logits(&|t| self.scores.get(first + t).copied())?)?;
-        let mixed =
-            |t: usize| if is_raw(t) { &*self.scores } else { estimate.scores }.get(first + t).copied();
+        let mixed = |t: usize| if is_raw(t) { &self.scores } else { estimate.scores }.get(first + t).copied();
         let estimated = log_weights(logits(&mixed)?)?;
         let kl = exact.iter().zip(&estimated).map(|(p, q)| p.exp() * (p - q)).sum();
         let agrees = largest(&exact) == largest(&estimated);
         let mut sum = vec![0.0; if estimate.output.is_some() { 0 } else { dim }];
         let head = keys.row(b, h / heads_ratio(asked.heads, keys.heads).ok()?, 0);
         for (t, weight) in visible.zip(&estimated) {
-            let rows = if is_raw(t) { &*self.value_rows } else { estimate.values };
+            let rows = if is_raw(t) { &self.value_rows } else { estimate.values };
             let numbers = rows.get((head + t) * dim..).unwrap_or_default();
             let weight = weight.exp();
             sum.iter_mut().zip(numbers).for_each(|(sum, v)| *sum += weight * f64::from(*v));
