@@ -12,8 +12,6 @@ pub const INT4_GROUP: usize = 32;
 
 /// Largest code of [`int8_row`].
 const INT8_MAX: f32 = 127.0;
-/// Largest code of [`int4_row`], whose codes start at 0.
-const INT4_MAX: f32 = 15.0;
 /// The smallest normal f16: below it a scale would keep too few bits.
 const F16_MIN_NORMAL: f32 = 6.103_515_6e-5;
 const F16_MAX: f32 = 65504.0;
@@ -151,15 +149,20 @@ pub fn int4_row(row: &mut [f32]) {
     if row.iter().any(|x| !x.is_finite()) {
         return;
     }
-    for group in row.chunks_mut(INT4_GROUP) {
-        let low = group.iter().fold(f32::MAX, |m, x| m.min(*x));
-        let high = group.iter().fold(f32::MIN, |m, x| m.max(*x));
-        let (zero, scale) = (to_f16(low), to_f16(high / INT4_MAX - low / INT4_MAX));
-        let code = |x: f32| {
-            if scale > 0.0 { ((x - zero) / scale).round_ties_even().clamp(0.0, INT4_MAX) } else { 0.0 }
-        };
-        group.iter_mut().for_each(|x| *x = zero + code(*x) * scale);
-    }
+    row.chunks_mut(INT4_GROUP).for_each(|group| asymmetric(group, 4));
+}
+
+/// Replaces finite numbers by what asymmetric codes of 1 to 8 bits make of them: `zero + code * scale`, `zero` the least
+/// number and `scale` the range over the largest code, both rounded to f16.
+pub fn asymmetric(group: &mut [f32], bits: u8) {
+    let top = f32::from(u8::MAX >> 8u8.saturating_sub(bits).min(7));
+    let low = group.iter().fold(f32::MAX, |m, x| m.min(*x));
+    let high = group.iter().fold(f32::MIN, |m, x| m.max(*x));
+    let (zero, scale) = (to_f16(low), to_f16(high / top - low / top));
+    let code = |x: f32| {
+        if scale > 0.0 { ((x - zero) / scale).round_ties_even().clamp(0.0, top) } else { 0.0 }
+    };
+    group.iter_mut().for_each(|x| *x = zero + code(*x) * scale);
 }
 
 /// Bits per channel of [`int8_row`]: 8 and the scale's 16 shared by the row.

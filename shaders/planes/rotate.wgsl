@@ -53,28 +53,28 @@ fn multiply(first: u32, channels: u32, at: u32, transposed: bool, lane: u32) {
 
 // R times the segment of `channels` channels from `first` on; its signs or matrix begin at `at`.
 fn rotate(first: u32, channels: u32, at: u32, hadamard: bool, factor: f32, lane: u32) {
-    if (!hadamard) {
+    if (hadamard) {
+        let sign_words = (channels + 31u) / 32u;
+        for (var round = 0u; round < ROUNDS; round++) {
+            flip(first, channels, at + round * sign_words, lane);
+            butterflies(first, channels, lane);
+        }
+        scale_work(first, channels, factor, lane);
+    } else {
         multiply(first, channels, at, false, lane);
-        return;
     }
-    let sign_words = (channels + 31u) / 32u;
-    for (var round = 0u; round < ROUNDS; round++) {
-        flip(first, channels, at + round * sign_words, lane);
-        butterflies(first, channels, lane);
-    }
-    scale_work(first, channels, factor, lane);
 }
 
 // R transposed.
 fn rotate_back(first: u32, channels: u32, at: u32, hadamard: bool, factor: f32, lane: u32) {
-    if (!hadamard) {
+    if (hadamard) {
+        let sign_words = (channels + 31u) / 32u;
+        for (var round = 0u; round < ROUNDS; round++) {
+            butterflies(first, channels, lane);
+            flip(first, channels, at + (ROUNDS - 1u - round) * sign_words, lane);
+        }
+        scale_work(first, channels, factor, lane);
+    } else {
         multiply(first, channels, at, true, lane);
-        return;
     }
-    let sign_words = (channels + 31u) / 32u;
-    for (var round = 0u; round < ROUNDS; round++) {
-        butterflies(first, channels, lane);
-        flip(first, channels, at + (ROUNDS - 1u - round) * sign_words, lane);
-    }
-    scale_work(first, channels, factor, lane);
 }

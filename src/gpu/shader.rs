@@ -272,6 +272,13 @@ impl Variant {
         label
     }
 
+    /// Folder and name of the kernel's file in `shaders/`; kernels of two folders may share a name.
+    #[must_use]
+    pub fn file(&self) -> (&'static str, &'static str) {
+        let spec = self.kernel.spec();
+        (spec.folder, spec.name)
+    }
+
     /// Name of the entry point.
     #[must_use]
     pub fn entry_point(&self) -> &'static str {

@@ -2,11 +2,14 @@
 
 use super::layer::Attended;
 use super::pair::{Both, SpanFold};
+use super::planes::{PlanesSketch, PlanesTask};
 use super::queries::Slice;
 use super::span::Span;
 use crate::error::Result;
 use crate::minicache::{Layer, MergeOptions, cpu as minicache};
+use crate::qjl::planes::{Stored, cpu as planes};
 use crate::qjl::{KeyScale, Projection, QuantizedValues, SketchedKeys, cpu as qjl};
+use crate::rope::Positions;
 use crate::tensor::Tensor;
 
 /// Folds and restores a pair's keys or values.
@@ -57,4 +60,25 @@ impl<'a> Sketch<'a> {
             output: qjl::attend(&queries, keys, values, projection, *scale, lengths, &slice.options)?,
         })
     }
+}
+
+/// Codes a layer in sign planes, scores its queries, and attends them once for each codec of the task.
+pub(super) fn sign_planes(slice: &Slice<'_>, values: &Tensor, task: &PlanesTask<'_>) -> Result<PlanesSketch> {
+    let Some(codec) = task.codecs.first() else { return Ok(PlanesSketch::default()) };
+    let (keys, values, view) = (slice.keys.view(), values.view(), slice.queries.view());
+    let key_codes = planes::encode_keys(codec, &keys, Positions::Start(task.starts), task.tables)?;
+    let value_codes = planes::encode_values(codec, &values)?;
+    let stored = Stored {
+        keys: &keys,
+        key_codes: &key_codes,
+        values: &values,
+        value_codes: &value_codes,
+        tables: task.tables,
+    };
+    let (lengths, options) = (Some(slice.lengths.as_slice()), &slice.options);
+    let attend = |codec| planes::attend(codec, &view, &stored, lengths, options);
+    Ok(PlanesSketch {
+        scores: planes::scores(codec, &view, &key_codes, task.tables)?,
+        outputs: task.codecs.iter().map(attend).collect::<Result<_>>()?,
+    })
 }

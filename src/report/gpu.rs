@@ -1,6 +1,8 @@
 //! A report's numbers from the kernels: every layer is copied to the device once, a pair takes two submits, a layer one and
 //! another for each slice of its queries.
 
+mod planes;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use super::layer::Attended;

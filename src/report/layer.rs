@@ -20,7 +20,7 @@ pub(super) struct Attended {
 
 impl Attended {
     /// Exact attention over these keys and values.
-    fn exact(slice: &Slice<'_>, keys: &TensorView<'_>, values: &TensorView<'_>) -> Result<Self> {
+    pub(super) fn exact(slice: &Slice<'_>, keys: &TensorView<'_>, values: &TensorView<'_>) -> Result<Self> {
         let queries = slice.queries.view();
         Ok(Self {
             scores: attention::exact_scores(&queries, keys)?,
@@ -70,7 +70,7 @@ fn coded(keys: &TensorView<'_>, code: fn(&mut [f32])) -> Result<Tensor> {
 }
 
 /// The values that 8-bit codes stand for; a marked row is NaN again, so that attention masks it again.
-fn decoded(values: &QuantizedValues) -> Result<Tensor> {
+pub(super) fn decoded(values: &QuantizedValues) -> Result<Tensor> {
     let mut numbers = dequantize_values(values)?;
     let rows = numbers.chunks_mut(values.shape.dim.max(1)).zip(&values.scale);
     rows.filter(|(_, scale)| !scale.is_finite()).for_each(|(row, _)| row.fill(f32::NAN));
@@ -146,7 +146,7 @@ pub(super) fn sizes(
 }
 
 /// Bytes of a coded row: its words and one f16.
-const fn row_bytes(words: usize) -> u64 {
+pub(super) const fn row_bytes(words: usize) -> u64 {
     4 * words as u64 + 2
 }
 

@@ -24,6 +24,7 @@ mod gpu;
 mod layer;
 mod options;
 mod pair;
+mod planes;
 mod queries;
 mod span;
 mod totals;
@@ -31,6 +32,7 @@ mod types;
 mod work;
 
 pub use options::{OptionsEcho, ReportOptions};
+pub use planes::{AttentionErrors, LayerMethods, MethodFigures, PlanesFigures, PlanesRequest, TableSource};
 #[doc(hidden)] // for the command line alone
 pub use totals::counted;
 pub use types::{
@@ -82,7 +84,7 @@ pub async fn report(
     capture.check()?;
     let count = capture.layers.len();
     let plan = totals::plan(count, options.start_frac)?;
-    let mut work = Work::new(capture, options, engine);
+    let mut work = Work::new(capture, options, engine)?;
     let mut steps = Steps { done: 0, of: 2 * count - 1, progress };
     steps.tell()?;
     let (mut pairs, mut layers) = (Vec::with_capacity(count - 1), Vec::with_capacity(count));
@@ -109,6 +111,7 @@ pub async fn report(
         shape: CaptureShape { layers: count, batch: capture.batch(), tokens: capture.tokens() },
         pairs,
         layers,
+        planes: work.planes(),
         totals,
         verdict,
     })

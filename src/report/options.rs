@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::planes::PlanesRequest;
 use crate::error::{Error, Result};
 use crate::minicache::{MergeOptions, Mode, Retention};
 use crate::qjl::{KeyScale, MAX_SKETCH_DIM, Projection, ProjectionKind};
@@ -26,6 +27,8 @@ pub struct ReportOptions {
     pub key_scale: KeyScale,
     /// Seed of the projection; 42 by default.
     pub seed: u64,
+    /// What is asked of sign planes; nothing by default.
+    pub planes: Option<PlanesRequest>,
 }
 
 impl Default for ReportOptions {
@@ -37,6 +40,7 @@ impl Default for ReportOptions {
             sketch_dim: None,
             key_scale: KeyScale::default(),
             seed: 42,
+            planes: None,
         }
     }
 }
@@ -81,6 +85,13 @@ impl ReportOptions {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// Sets [`planes`](Self::planes).
+    #[must_use]
+    pub fn planes(mut self, planes: PlanesRequest) -> Self {
+        self.planes = Some(planes);
         self
     }
 

@@ -63,6 +63,11 @@ impl<'a> Queries<'a> {
         (0..shape.tokens).step_by(count).map(move |start| self.slice(start, count.min(shape.tokens - start)))
     }
 
+    /// All queries in one slice.
+    pub(super) fn whole(&self) -> Result<Slice<'a>> {
+        self.slice(0, self.queries.shape().tokens)
+    }
+
     /// `count` queries from `start` on. Query `i` of `n` stands at `length - n + i`, so the length of a slice ends with it.
     fn slice(&self, start: usize, count: usize) -> Result<Slice<'a>> {
         let whole = self.queries.view();

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::options::OptionsEcho;
+use super::planes::PlanesFigures;
 use crate::metrics::Distribution;
 
 /// Everything that was measured of a capture. A figure that cannot be computed is `None`, JSON's null.
@@ -29,6 +30,8 @@ pub struct Report {
     pub pairs: Vec<Pair>,
     /// Every layer, sketched by QJL.
     pub layers: Vec<LayerFigures>,
+    /// Sign planes and their rivals; `None` where they were not asked for.
+    pub planes: Option<PlanesFigures>,
     /// Bytes of the whole cache.
     pub totals: Totals,
     /// A sentence that says why nothing merges; `None` where something does.

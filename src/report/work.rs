@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::gpu;
 use super::layer::{self, Attended};
 use super::pair::{self, Both, SpanFold};
+use super::planes::{LayerSketch, Planes, PlanesFigures, PlanesSketch, PlanesTask};
 use super::queries::{Queries, SLICE, Slice};
 use super::span::Span;
 use super::types::{LayerFigures, Pair, PairFigures, SkippedPair};
@@ -63,6 +64,14 @@ impl Device {
         }
     }
 
+    async fn planes(&mut self, at: At<'_>, slice: &Slice<'_>, task: &PlanesTask<'_>) -> Result<PlanesSketch> {
+        match self {
+            Self::Cpu => cpu::sign_planes(slice, &at.layer.values, task),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(kernels) => kernels.planes(at, slice, task).await,
+        }
+    }
+
     /// Bytes that a tensor over queries may have.
     fn slice_bytes(&self) -> u64 {
         match self {
@@ -108,17 +117,20 @@ pub(super) struct Work<'a> {
     spans: Vec<Span>,
     /// By the keys' dimension.
     projections: BTreeMap<usize, Projection>,
+    planes: Option<Planes<'a>>,
     device: Device,
 }
 
 impl<'a> Work<'a> {
-    pub(super) fn new(capture: &'a Capture, options: &'a ReportOptions, engine: &Engine) -> Self {
+    pub(super) fn new(capture: &'a Capture, options: &'a ReportOptions, engine: &Engine) -> Result<Self> {
         let device = match engine {
             Engine::Cpu => Device::Cpu,
             #[cfg(feature = "gpu")]
             Engine::Gpu(gpu) => Device::Gpu(gpu::Kernels::new(gpu)),
         };
-        Self { capture, options, spans: Span::of(capture), projections: BTreeMap::new(), device }
+        let planes = options.planes.as_ref().map(|request| Planes::new(capture, request)).transpose()?;
+        let (spans, projections) = (Span::of(capture), BTreeMap::new());
+        Ok(Self { capture, options, spans, projections, planes, device })
     }
 
     /// All layers with their keys, which must be those after RoPE.
@@ -165,11 +177,49 @@ impl<'a> Work<'a> {
         let sketch_dim = self.options.sketch_dim.unwrap_or(key_dim);
         let mut figures = layer::sizes(at.index, at.layer, at.keys, sketch_dim, tokens);
         let queries = Queries::of(self.capture, at.index, at.keys);
+        let mut sketched = None;
         if let (Some(queries), Some(projection)) = (queries, self.projections.get(&key_dim)) {
             let sketch = self.device.sketch(at, projection, self.options.key_scale).await?;
             let bytes = self.device.slice_bytes();
             layer::measure(&queries, &at.layer.values, &sketch, bytes, &mut figures).await?;
+            if self.planes.is_some() {
+                let whole = queries.whole()?;
+                let attended = sketch.attend(&whole).await?;
+                let found = LayerSketch { scores: attended.scores, values: sketch.values().clone() };
+                sketched = Some((whole, found));
+            }
         }
+        self.methods(at, sketch_dim, sketched.as_ref()).await?;
         Ok(figures)
+    }
+
+    /// Measures a layer under sign planes and their rivals.
+    async fn methods(
+        &mut self,
+        at: At<'a>,
+        sketch_dim: usize,
+        sketched: Option<&(Slice<'a>, LayerSketch)>,
+    ) -> Result<()> {
+        let Some(planes) = &mut self.planes else { return Ok(()) };
+        let mut found = Vec::new();
+        for &preset in planes.presets() {
+            let codecs = planes.codecs(preset, at)?;
+            let [codec, _] = &codecs;
+            let tables = planes.tables(at, codec.options())?;
+            let mut sketch = None;
+            if let Some((slice, _)) = sketched {
+                let task = PlanesTask { codecs: &codecs, tables: &tables, starts: planes.starts() };
+                sketch = Some(self.device.planes(at, slice, &task).await?);
+            }
+            let [codec, _] = codecs;
+            found.push((codec, tables, sketch));
+        }
+        planes.layer(at, sketched.map(|(slice, sketch)| (slice, sketch)), sketch_dim, found)
+    }
+
+    /// What sign planes and their rivals came to, if they were asked for.
+    pub(super) fn planes(&mut self) -> Option<PlanesFigures> {
+        let projection_bytes = self.projection_bytes();
+        self.planes.take().map(|planes| planes.finish(projection_bytes))
     }
 }

@@ -11,6 +11,7 @@
 mod fold;
 mod made;
 mod odd;
+mod presets;
 mod sample;
 mod schema;
 

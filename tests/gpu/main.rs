@@ -15,6 +15,7 @@ mod device;
 mod golden;
 mod minicache;
 mod planes;
+mod planes_report;
 mod qjl;
 mod random;
 mod report;
@@ -64,6 +65,7 @@ fn tests() -> Vec<Test> {
         minicache::TESTS,
         qjl::TESTS,
         planes::TESTS,
+        planes_report::TESTS,
         report::TESTS,
         golden::TESTS,
         random::TESTS,

@@ -60,12 +60,12 @@ fn every_variant_is_valid_and_keeps_the_rules() {
 
 #[test]
 fn bindings_do_not_depend_on_the_variant() {
-    let mut kernels: BTreeMap<&str, Vec<rules::Binding>> = BTreeMap::new();
+    let mut kernels: BTreeMap<(&str, &str), Vec<rules::Binding>> = BTreeMap::new();
     let mut found = Vec::new();
     for variant in Variant::every() {
         let Ok(module) = validated(&variant) else { continue };
         let new = rules::bindings(&module);
-        let seen = kernels.entry(variant.entry_point()).or_default();
+        let seen = kernels.entry(variant.file()).or_default();
         let conflicts = rules::conflicts(seen, &new);
         found.extend(conflicts.iter().map(|conflict| format!("{}: {conflict}", variant.label())));
         seen.extend(new);

@@ -1,12 +1,13 @@
 //! What can be asked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use kvfold::minicache::{MergeOptions, Mode, Retention};
+use kvfold::qjl::planes::Preset;
 use kvfold::qjl::{KeyScale, ProjectionKind};
-use kvfold::report::ReportOptions;
+use kvfold::report::{PlanesRequest, ReportOptions};
 
 use crate::fold::{FoldArguments, UnfoldArguments};
 
@@ -62,6 +63,8 @@ pub(crate) struct ReportArguments {
     minicache: MiniCacheArguments,
     #[command(flatten)]
     qjl: QjlArguments,
+    #[command(flatten)]
+    planes: PlanesArguments,
 }
 
 #[derive(Debug, Args)]
@@ -105,7 +108,7 @@ pub(crate) struct MiniCacheArguments {
     /// Where on the arc from the lower (0) to the upper (1) direction the shared one lies
     #[arg(long, value_name = "T", default_value_t = MergeOptions::default().slerp_t, allow_negative_numbers = true)]
     slerp_t: f32,
-    /// Tokens at the start of each sequence that stay raw
+    /// Tokens at the start of each sequence that stay raw, under sign planes too
     #[arg(long, value_name = "N", default_value_t = MergeOptions::default().sinks)]
     sinks: u32,
     /// Where in the depth of the model the totals begin to pair layers
@@ -128,6 +131,32 @@ struct QjlArguments {
     /// Seed of the projection
     #[arg(long, value_name = "N", default_value_t = ReportOptions::default().seed)]
     seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sign planes")]
+struct PlanesArguments {
+    /// Measure a preset too (near-lossless, balanced, compact, extreme, or all), beside QJL, int8, int4 and KIVI
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Presets>,
+    /// Last tokens that stay raw; --sinks says how many first ones do
+    #[arg(long, value_name = "N", default_value_t = Preset::Balanced.options().recent, requires = "preset")]
+    recent: u32,
+    /// Another capture of the same model, from which tables are made instead of from this one's first tokens
+    #[arg(long, value_name = "FILE", requires = "preset")]
+    calibrate: Option<PathBuf>,
+}
+
+/// One preset, or all.
+#[derive(Clone, Debug)]
+struct Presets(Vec<Preset>);
+
+impl FromStr for Presets {
+    type Err = kvfold::Error;
+
+    fn from_str(name: &str) -> kvfold::Result<Self> {
+        Ok(Self(if name == "all" { Preset::ALL.to_vec() } else { vec![name.parse()?] }))
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -185,6 +214,11 @@ impl MiniCacheArguments {
 }
 
 impl ReportArguments {
+    /// The capture that tables are made from, if it is another.
+    pub(crate) fn calibrate(&self) -> Option<&Path> {
+        self.planes.calibrate.as_deref()
+    }
+
     /// The options asked for. Numbers out of range are misuse: the program ends here, with exit code 2.
     pub(crate) fn options(&self) -> ReportOptions {
         let q = &self.qjl;
@@ -206,6 +240,11 @@ impl ReportArguments {
             .key_scale(key_scale)
             .seed(q.seed);
         options.sketch_dim = q.sketch_dim;
+        options.planes = self.planes.preset.as_ref().map(|Presets(presets)| {
+            let mut planes = PlanesRequest::default().sinks(options.merge.sinks).recent(self.planes.recent);
+            planes.presets.clone_from(presets);
+            planes
+        });
         if let Err(error) = options.validate() {
             Arguments::command().error(clap::error::ErrorKind::ValueValidation, error).exit();
         }
@@ -233,5 +272,8 @@ mod tests {
         let parsed = Arguments::try_parse_from(["kvfold", "report"]).unwrap();
         let Command::Report(report) = parsed.command else { panic!("{parsed:?}") };
         assert_eq!(report.options(), ReportOptions::default());
+        let parsed = Arguments::try_parse_from(["kvfold", "report", "--preset", "all"]).unwrap();
+        let Command::Report(report) = parsed.command else { panic!("{parsed:?}") };
+        assert_eq!(report.options(), ReportOptions::default().planes(PlanesRequest::default()));
     }
 }

@@ -1,9 +1,11 @@
 //! `kvfold report`.
 
+mod planes;
 mod tables;
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -19,11 +21,14 @@ pub(crate) static SAMPLE: &[u8] = include_bytes!("../../../web/samples/smollm2_p
 
 /// Measures a capture and gives what is to be printed.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<String> {
-    let options = arguments.options();
+    let mut options = arguments.options();
     let capture = match &arguments.file {
         Some(path) => Capture::open(path)?,
         None => Capture::from_bytes(SAMPLE)?,
     };
+    if let (Some(planes), Some(path)) = (&mut options.planes, arguments.calibrate()) {
+        planes.calibration = Some(Arc::new(Capture::open(path)?));
+    }
     let choice = engine::choose(&arguments.engine)?;
     let start = Instant::now();
     let bar = bar(arguments.json);

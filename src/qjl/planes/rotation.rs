@@ -179,7 +179,7 @@ impl Rotations {
 
     /// All rotations, in the order in which the segments need them.
     #[cfg(feature = "gpu")]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Rotation> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Rotation> {
         self.all.iter()
     }
 

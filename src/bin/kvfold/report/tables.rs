@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, Table};
 use kvfold::minicache::{Mode, Retention};
 use kvfold::report::{FoldFigures, KeyFigures, LayerFigures, OptionsEcho, Pair, Report, counted};
 
+use super::planes;
 use crate::text::{NOTICE, STRONG, bytes, figure, plain};
 
 /// The whole report.
@@ -20,6 +21,9 @@ pub(crate) fn report(report: &Report, source: &str, took: Duration) -> String {
         section("MiniCache", &folding(&report.options), &pairs(&report.pairs));
     }
     section("QJL", &sketching(report), &layers(&report.layers));
+    if let Some(figures) = &report.planes {
+        section("Sign planes", &planes::keeping(figures), &planes::methods(figures));
+    }
     section("Totals", &format!("in {:.1} s", took.as_secs_f64()), &totals(report));
     if let Some(verdict) = &report.verdict {
         let _ = writeln!(text, "\n{NOTICE}{verdict}{NOTICE:#}");
@@ -85,7 +89,7 @@ fn sketching(report: &Report) -> String {
 }
 
 /// A table without frames whose numbers stand flush right.
-fn table(header: &[&str], left: usize) -> Table {
+pub(super) fn table(header: &[&str], left: usize) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(header.iter().copied());
@@ -99,7 +103,7 @@ fn table(header: &[&str], left: usize) -> Table {
 }
 
 /// A table's lines without the blanks at their ends.
-fn lines(table: &Table) -> String {
+pub(super) fn lines(table: &Table) -> String {
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
