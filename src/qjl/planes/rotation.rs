@@ -178,7 +178,6 @@ impl Rotations {
     }
 
     /// All rotations, in the order in which the segments need them.
-    #[cfg(feature = "gpu")]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Rotation> {
         self.all.iter()
     }
