@@ -16,7 +16,7 @@ const WORKGROUP: usize = 128;
 /// Workgroups that an attention pass aims for: enough to fill a large GPU once. More splits cost more combining.
 const TARGET_WORKGROUPS: usize = 1024;
 
-/// `Attention` of shaders/common/flash.wgsl.
+/// `Attention` of shaders/common/attention.wgsl.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct AttentionParams {

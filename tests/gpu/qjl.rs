@@ -50,6 +50,21 @@ impl Case {
             queries: tensor(kv_heads * group, queries, dims[0], 2.0),
         }
     }
+
+    /// A case of 64 channels in which some rows of each tensor hold a number that is not finite.
+    pub(crate) fn not_finite() -> Self {
+        let case = Self::new(9, [1, 2, 200], [64, 64], 2, 2);
+        let broken = |tensor: &Tensor, rows: &[usize], value: f32| {
+            let mut numbers = tensor.view().to_f32();
+            rows.iter().for_each(|row| numbers[row * 64 + 5] = value);
+            Tensor::from_f32(&numbers, DType::F16, tensor.shape()).unwrap()
+        };
+        Self {
+            keys: broken(&case.keys, &[0, 17, 250], f32::NAN),
+            values: broken(&case.values, &[3, 17, 399], f32::INFINITY),
+            queries: broken(&case.queries, &[2], f32::NEG_INFINITY),
+        }
+    }
 }
 
 /// Keys and values folded on the device, with the projection.
@@ -387,15 +402,7 @@ fn outputs(gpu: &Gpu) -> kvfold::Result<()> {
 }
 
 fn not_finite(gpu: &Gpu) -> kvfold::Result<()> {
-    let mut case = Case::new(9, [1, 2, 200], [64, 64], 2, 2);
-    let broken = |tensor: &Tensor, rows: &[usize], value: f32| {
-        let mut numbers = tensor.view().to_f32();
-        rows.iter().for_each(|row| numbers[row * 64 + 5] = value);
-        Tensor::from_f32(&numbers, DType::F16, tensor.shape()).unwrap()
-    };
-    case.keys = broken(&case.keys, &[0, 17, 250], f32::NAN);
-    case.values = broken(&case.values, &[3, 17, 399], f32::INFINITY);
-    case.queries = broken(&case.queries, &[2], f32::NEG_INFINITY);
+    let case = Case::not_finite();
     let projection = projection(ProjectionKind::Gaussian, 64, 64);
     let have = check_attend(gpu, &case, &projection, None, &AttendOptions::default())?;
     assert!(have.iter().all(|x| x.is_finite()));
