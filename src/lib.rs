@@ -7,6 +7,7 @@
 //! | [`minicache`] | neighbouring layers folded onto one direction per token |
 //! | [`qjl`] | keys as sign bits of a random projection, values as 8-bit codes |
 //! | [`store`] | a folded capture in a file |
+//! | [`cache`] | what the streaming caches share: layer shapes and steps |
 //! | [`attention`] | options, masking, and exact attention as the baseline |
 //! | `gpu` | the device: a host's own or one requested, views of its buffers, read-backs (feature `gpu`) |
 //!
@@ -28,6 +29,7 @@
 )]
 
 pub mod attention;
+pub mod cache;
 pub mod capture;
 mod container;
 mod digest;

@@ -1,7 +1,7 @@
 // Sizes and options of one attention pass.
 
 struct Attention {
-    // Queries of a sequence and head, query heads, query heads that share a KV head, and all query rows.
+    // Queries of a sequence and head, query heads, query heads that share a KV head, and query rows of this pass.
     queries: u32,
     query_heads: u32,
     group: u32,
@@ -21,6 +21,6 @@ struct Attention {
     soft_cap: f32,
     scale: f32,
     kv_heads: u32,
-    // A struct within a uniform is padded to 16 bytes.
-    padding: u32,
+    // The first query row of this pass, whose sequence is the first of the store.
+    first_row: u32,
 }

@@ -1,5 +1,6 @@
 // Combines the partial softmaxes of one query's splits into its output row: one invocation per word of the output.
-// A split's part is its largest logit, the sum of its exponentials, and its weighted sum of values.
+// A split's part is its largest logit, the sum of its exponentials, and its weighted sum of values; one that nobody wrote, or
+// that saw nothing, has a sum of 0.
 
 struct Params {
     view: Output,
@@ -16,13 +17,14 @@ fn row_bits(row: u32, channel: u32) -> u32 {
     let first = row * params.splits * PARTIAL_STRIDE;
     var largest = -3.402823e38;
     for (var split = 0u; split < params.splits; split++) {
-        largest = max(largest, partials[first + split * PARTIAL_STRIDE]);
+        let base = first + split * PARTIAL_STRIDE;
+        largest = max(largest, select(largest, partials[base], partials[base + 1u] > 0.0));
     }
     var sum = 0.0;
     var number = 0.0;
     for (var split = 0u; split < params.splits; split++) {
         let base = first + split * PARTIAL_STRIDE;
-        let weight = exp(max(partials[base] - largest, -200.0));
+        let weight = select(0.0, exp(clamp(partials[base] - largest, -200.0, 0.0)), partials[base + 1u] > 0.0);
         sum += weight * partials[base + 1u];
         number += weight * partials[base + 2u + channel];
     }

@@ -56,10 +56,11 @@ fn visible_here(span: vec4<u32>, query_index: u32) -> vec2<u32> {
 }
 
 fn store_partial(index: u32, lane: u32, largest: f32, sum: f32) {
-    let query_row = index / params.attention.splits;
+    let row = index / params.attention.splits;
+    let query_row = params.attention.first_row + row;
     let split = params.attention.first_split + index % params.attention.splits;
     let base = (query_row * params.attention.all_splits + split) * (2u + 4u * VALUE_FOURS);
-    if (query_row >= params.attention.rows || base + 1u + 4u * VALUE_FOURS >= arrayLength(&partials)) {
+    if (row >= params.attention.rows || base + 1u + 4u * VALUE_FOURS >= arrayLength(&partials)) {
         return;
     }
     if (lane < VALUE_FOURS) {
@@ -78,11 +79,12 @@ fn store_partial(index: u32, lane: u32, largest: f32, sum: f32) {
 }
 
 fn flash_attend(index: u32, lane: u32) {
-    let query_row = min(index / params.attention.splits, params.attention.rows - 1u);
+    let row = min(index / params.attention.splits, params.attention.rows - 1u);
+    let query_row = params.attention.first_row + row;
     let head = query_row / params.attention.queries;
     let query_heads = params.attention.query_heads;
     let batch = head / query_heads;
-    let kv_head = batch * params.attention.kv_heads + (head % query_heads) / params.attention.group;
+    let kv_head = (row / params.attention.queries / query_heads) * params.attention.kv_heads + (head % query_heads) / params.attention.group;
     let seen = visible_here(spans[batch], query_row % params.attention.queries);
     let first = (index % params.attention.splits) * params.attention.split;
     let last = min(seen.y, first + params.attention.split);

@@ -35,7 +35,46 @@ pub(crate) struct AttentionParams {
     soft_cap: f32,
     scale: f32,
     kv_heads: u32,
-    padding: u32,
+    first_row: u32,
+}
+
+impl AttentionParams {
+    /// What does not depend on a store and its splits.
+    fn new(g: Geometry, options: &AttendOptions<'_>) -> Result<Self> {
+        Ok(Self {
+            queries: index32(g.queries)?,
+            query_heads: index32(g.query_heads)?,
+            group: index32(g.group)?,
+            causal: u32::from(options.causal),
+            window: options.window.unwrap_or(u32::MAX),
+            soft_cap: options.soft_cap.unwrap_or(0.0),
+            scale: options.scale_for(g.key_dim),
+            kv_heads: index32(g.kv_heads)?,
+            ..Self::zeroed()
+        })
+    }
+}
+
+/// Splits of a store of so many tokens, and the tokens of one, for a pass of so many query rows.
+fn split(tokens: usize, rows: usize) -> (usize, usize) {
+    let tiles = tokens.div_ceil(WORKGROUP).max(1);
+    let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
+    (tiles.div_ceil(tiles_per_split), tiles_per_split * WORKGROUP)
+}
+
+/// Room for the partial results of all passes of a call.
+fn partials(gpu: &Gpu, rows: usize, splits: usize, value_dim: usize) -> Result<wgpu::Buffer> {
+    let sizes = [rows, splits, partial_stride(value_dim) as usize];
+    gpu.storage("partials", checked_bytes("partial results", &sizes, 4)? as u64)
+}
+
+/// Consecutive tokens of one sequence that one store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) sequence: usize,
+    /// The token that the store's first row holds.
+    pub(crate) start: usize,
+    pub(crate) tokens: usize,
 }
 
 /// What of each sequence a pass may see: its length, and the first and one past the last token.
@@ -68,28 +107,16 @@ impl Pass {
         options.validate()?;
         g.check_sinks(options)?;
         let rows = g.batch * g.query_heads * g.queries;
-        let tiles = g.tokens.div_ceil(WORKGROUP).max(1);
-        let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
-        let splits = tiles.div_ceil(tiles_per_split);
-        let sizes = [rows, splits, spans.len(), partial_stride(value_dim) as usize];
-        let partials = gpu.storage("partials", checked_bytes("partial results", &sizes, 4)? as u64)?;
+        let (splits, split) = split(g.tokens, rows);
+        let all_splits = splits * spans.len();
+        let partials = partials(gpu, rows, all_splits, value_dim)?;
         let params = AttentionParams {
-            queries: index32(g.queries)?,
-            query_heads: index32(g.query_heads)?,
-            group: index32(g.group)?,
             rows: index32(rows)?,
             tokens: index32(g.tokens)?,
-            start: 0,
             splits: index32(splits)?,
-            split: index32(tiles_per_split * WORKGROUP)?,
-            all_splits: index32(splits * spans.len())?,
-            first_split: 0,
-            causal: u32::from(options.causal),
-            window: options.window.unwrap_or(u32::MAX),
-            soft_cap: options.soft_cap.unwrap_or(0.0),
-            scale: options.scale_for(g.key_dim),
-            kv_heads: index32(g.kv_heads)?,
-            padding: 0,
+            split: index32(split)?,
+            all_splits: index32(all_splits)?,
+            ..AttentionParams::new(g, options)?
         };
         let pass = |(first_split, spans): (u32, &Vec<Span>)| {
             Ok(Self {
@@ -100,6 +127,49 @@ impl Pass {
             })
         };
         (0..).step_by(splits).zip(spans).map(pass).collect()
+    }
+
+    /// A pass for each segment, whose store holds that segment alone; a sequence's segments are in order.
+    /// `g.tokens` is not looked at.
+    pub(crate) fn segments(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: &[usize],
+        segments: &[Segment],
+        options: &AttendOptions<'_>,
+    ) -> Result<Vec<Self>> {
+        options.validate()?;
+        g.check_sinks(options)?;
+        let rows = g.query_heads * g.queries;
+        let mut splits_of = vec![0; lengths.len()];
+        let mut placed = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let (splits, split) = split(segment.tokens, g.batch * rows);
+            let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
+            placed.push((segment, *before, splits, split));
+            *before += splits;
+        }
+        let all_splits = splits_of.iter().copied().max().unwrap_or(0).max(1);
+        let partials = partials(gpu, g.batch * rows, all_splits, value_dim)?;
+        let spans = gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?;
+        let common = AttentionParams::new(g, options)?;
+        let pass = |(segment, first_split, splits, split): (&Segment, usize, usize, usize)| {
+            let params = AttentionParams {
+                rows: index32(rows)?,
+                first_row: index32(segment.sequence * rows)?,
+                tokens: index32(segment.tokens)?,
+                start: index32(segment.start)?,
+                splits: index32(splits)?,
+                split: index32(split)?,
+                all_splits: index32(all_splits)?,
+                first_split: index32(first_split)?,
+                ..common
+            };
+            let (spans, partials) = (spans.clone(), partials.clone());
+            Ok(Self { params, spans, partials, workgroups: (rows * splits) as u64 })
+        };
+        placed.into_iter().map(pass).collect()
     }
 
     /// The only pass of a call that sees whole sequences.

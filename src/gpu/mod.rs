@@ -4,6 +4,7 @@
 //! Recording never waits, submits or polls: operations prepare all they need first (an error means that nothing was
 //! recorded) and then write into the caller's encoder. Waiting is `async`; native programs also have `*_blocking`.
 
+pub(crate) mod block;
 #[cfg(not(target_arch = "wasm32"))]
 mod blocking;
 mod caps;

@@ -19,6 +19,7 @@ pub(crate) enum Kernel {
     Project,
     Scores,
     Attend,
+    Append,
     Exact,
     Combine,
     PlaneEncode,
@@ -83,6 +84,7 @@ impl Kernel {
                 &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
@@ -218,6 +220,7 @@ impl Variant {
     #[must_use]
     pub fn every() -> Vec<Self> {
         let mut every = [
+            super::block::variants(),
             crate::attention::gpu::variants(),
             crate::minicache::gpu::variants(),
             crate::qjl::gpu::variants(),

@@ -97,6 +97,14 @@ impl KvView {
         &self.buffer
     }
 
+    /// Tokens of one sequence: `[1, heads, tokens, dim]`.
+    pub(crate) fn part(&self, sequence: usize, first: usize, tokens: usize) -> Self {
+        let offset = sequence.saturating_mul(self.strides.batch);
+        let offset = offset.saturating_add(first.saturating_mul(self.strides.tokens));
+        let shape = Shape { batch: 1, tokens, ..self.shape };
+        Self { offset: self.offset.saturating_add(offset), shape, ..self.clone() }
+    }
+
     /// Whether the elements follow each other without gaps.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.strides == Strides::contiguous(self.shape)

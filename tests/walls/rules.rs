@@ -195,6 +195,7 @@ pub(crate) fn too_long(files: &[File]) -> Vec<String> {
 
 /// Kernels without a twin or recorder of their name, and the reason.
 const ALONE: &[(&str, &str)] = &[
+    ("shaders/common/append.wgsl", "copies rows bit for bit; every test of a cache runs it"),
     ("shaders/common/combine.wgsl", "joins the splits that only a device makes; every attend test runs it"),
     (
         "shaders/planes/encode.wgsl",

@@ -1,0 +1,150 @@
+//! Blocks of raw keys and values on the device, and the copying of a host's rows into them.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{
+    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse, Window,
+};
+use crate::cache::LayerShape;
+use crate::cache::tail::{Block, MakeBlock, Write};
+use crate::error::Result;
+use crate::tensor::{DType, Shape, Strides, checked_bytes};
+
+/// Tokens of the smallest block: what a cache that decodes token by token allocates at once.
+const MIN_BLOCK: usize = 128;
+
+/// Keys and values of one sequence and layer, `[kv_heads, capacity, dim]` each, every row at a whole word.
+#[derive(Debug)]
+pub(crate) struct RawBlock {
+    keys: wgpu::Buffer,
+    values: wgpu::Buffer,
+    shape: LayerShape,
+    capacity: usize,
+}
+
+/// Elements from one row to the next.
+fn pitch(dim: usize, dtype: DType) -> usize {
+    dim.next_multiple_of(4 / dtype.size())
+}
+
+impl RawBlock {
+    fn new(gpu: &Gpu, shape: LayerShape, capacity: usize) -> Result<Self> {
+        let buffer = |label, dim| {
+            let sizes = [shape.kv_heads, capacity, pitch(dim, shape.dtype)];
+            gpu.storage(label, checked_bytes(label, &sizes, shape.dtype.size())? as u64)
+        };
+        let (keys, values) = (buffer("raw keys", shape.key_dim)?, buffer("raw values", shape.value_dim)?);
+        Ok(Self { keys, values, shape, capacity })
+    }
+
+    /// Keys and values of `tokens` tokens from row `first` on, `[1, kv_heads, tokens, dim]`.
+    pub(crate) fn views(&self, first: usize, tokens: usize) -> [KvView; 2] {
+        let view = |(buffer, dim)| {
+            let pitch = pitch(dim, self.shape.dtype);
+            let heads = self.capacity * pitch;
+            let strides = Strides { batch: heads * self.shape.kv_heads, heads, tokens: pitch };
+            let shape = Shape { batch: 1, heads: self.shape.kv_heads, tokens, dim };
+            KvView::new(buffer, self.shape.dtype, shape).strides(strides).at(first * pitch)
+        };
+        [(&self.keys, self.shape.key_dim), (&self.values, self.shape.value_dim)].map(view)
+    }
+
+    /// Bytes of the two buffers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.keys.size() + self.values.size()
+    }
+}
+
+/// Copies of whole buffers that come before a recording's dispatches.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(Vec<[wgpu::Buffer; 2]>);
+
+impl Copies {
+    /// Records the copies.
+    pub(crate) fn record(&self, encoder: &mut wgpu::CommandEncoder) {
+        for [from, to] in &self.0 {
+            encoder.copy_buffer_to_buffer(from, 0, to, 0, from.size());
+        }
+    }
+}
+
+/// Makes blocks for one layer; the copies that they need are collected.
+pub(crate) struct Blocks<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) shape: LayerShape,
+    /// Whether every block may be as large as those before it together, so that few hold many tokens; a tail that is folded
+    /// as it grows needs no more room than a step's.
+    pub(crate) grows: bool,
+    pub(crate) copies: &'a mut Copies,
+}
+
+impl Blocks<'_> {
+    /// Tokens that one binding can show.
+    fn largest(&self) -> usize {
+        let dim = self.shape.key_dim.max(self.shape.value_dim);
+        let token = (self.shape.kv_heads * pitch(dim, self.shape.dtype) * self.shape.dtype.size()) as u64;
+        let caps = self.gpu.caps();
+        let bytes = caps.max_storage_buffer_binding_size.min(caps.max_buffer_size);
+        ((bytes / token.max(1)) as usize / 32 * 32).max(32)
+    }
+}
+
+impl MakeBlock<RawBlock> for Blocks<'_> {
+    fn capacity(&self, start: usize, tokens: usize) -> usize {
+        let wanted = if self.grows { tokens.max(start / 2) } else { tokens };
+        wanted.next_multiple_of(32).max(MIN_BLOCK).min(self.largest())
+    }
+
+    fn make(&mut self, capacity: usize) -> Result<RawBlock> {
+        RawBlock::new(self.gpu, self.shape, capacity)
+    }
+
+    fn copy(&mut self, block: &Block<RawBlock>) -> Result<RawBlock> {
+        let copy = RawBlock::new(self.gpu, self.shape, block.capacity)?;
+        let from = &block.rows;
+        self.copies.0.push([from.keys.clone(), copy.keys.clone()]);
+        self.copies.0.push([from.values.clone(), copy.values.clone()]);
+        Ok(copy)
+    }
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct AppendParams {
+    view: OutputParams,
+    source: [u32; 4],
+}
+
+fn append_variant(dim: usize, dtype: DType) -> Variant {
+    let modules = [Module::Load(dtype), Module::Bits(dtype), Module::Output];
+    Variant::new(Kernel::Append, &modules, &[Const::U32("HEAD_DIM", dim as u32)])
+}
+
+/// Every variant some adapter can take, for a selection of dimensions.
+pub(crate) fn variants() -> Vec<Variant> {
+    let dims = [1, 64, 80, 511];
+    dims.iter().flat_map(|&dim| DType::ALL.map(|dtype| append_variant(dim, dtype))).collect()
+}
+
+/// Copies a step's keys and values of one sequence into a block.
+pub(crate) fn append(
+    recording: &mut Recording<'_>,
+    gpu: &Gpu,
+    [keys, values]: [&KvView; 2],
+    sequence: usize,
+    write: &Write<RawBlock>,
+) -> Result<()> {
+    let targets = write.rows.views(write.at, write.count);
+    for ((what, from), to) in [("keys", keys), ("values", values)].into_iter().zip(&targets) {
+        let source = from.part(sequence, write.from, write.count).bind(what, ViewUse::Read, gpu)?;
+        let (output, view) = to.bind_output(what, gpu)?;
+        let variant = append_variant(to.shape().dim, to.dtype());
+        recording.add(Dispatch {
+            workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
+            variant,
+            params: AppendParams { view, source: source.layout },
+            buffers: &[(&source).into(), output],
+        })?;
+    }
+    Ok(())
+}
