@@ -167,6 +167,26 @@ pub enum Error {
         /// What the device has.
         have: u64,
     },
+    /// A cache was given rows out of order: an upper layer's before its lower's, or another number of them.
+    #[error("{what}: wanted {want}, had {have}")]
+    Order {
+        /// The layer and sequence.
+        what: String,
+        /// What must come next.
+        want: String,
+        /// What came.
+        have: String,
+    },
+    /// A cache that may not allocate has no room left for rows.
+    #[error("{what}: needs room for {need} tokens, has {have}; reserve it first")]
+    Capacity {
+        /// The layer and sequence.
+        what: String,
+        /// Tokens to take.
+        need: usize,
+        /// Tokens there is room for.
+        have: usize,
+    },
     /// A host buffer lacks a usage flag.
     #[error("{what}: wanted a buffer with usage {want}, had {have}")]
     Usage {
@@ -232,6 +252,8 @@ impl Error {
             Self::NullAdapter { .. } => "null_adapter",
             Self::NoDevice { .. } => "no_device",
             Self::Limit { .. } => "limit",
+            Self::Order { .. } => "order",
+            Self::Capacity { .. } => "capacity",
             Self::Usage { .. } => "usage",
             Self::Device { .. } => "device",
             Self::OutOfMemory { .. } => "out_of_memory",

@@ -4,6 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{AttendOptions, Geometry};
+use crate::cache::Segment;
 use crate::error::{Error, Result};
 use crate::gpu::{
     BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse,
@@ -66,15 +67,6 @@ fn split(tokens: usize, rows: usize) -> (usize, usize) {
 fn partials(gpu: &Gpu, rows: usize, splits: usize, value_dim: usize) -> Result<wgpu::Buffer> {
     let sizes = [rows, splits, partial_stride(value_dim) as usize];
     gpu.storage("partials", checked_bytes("partial results", &sizes, 4)? as u64)
-}
-
-/// Consecutive tokens of one sequence that one store holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
-    pub(crate) sequence: usize,
-    /// The token that the store's first row holds.
-    pub(crate) start: usize,
-    pub(crate) tokens: usize,
 }
 
 /// What of each sequence a pass may see: its length, and the first and one past the last token.

@@ -143,6 +143,15 @@ impl<'a, V: RowsView> Step<'a, V> {
     }
 }
 
+/// Consecutive tokens of one sequence that one store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) sequence: usize,
+    /// The token that the store's first row holds.
+    pub(crate) start: usize,
+    pub(crate) tokens: usize,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

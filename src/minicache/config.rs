@@ -42,7 +42,8 @@ impl Default for Retention {
 }
 
 /// Options of [`merge`](crate::minicache::cpu::merge).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct MergeOptions {
     /// How the pair is stored. Shared by default.
@@ -169,12 +170,16 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The cause a kernel names by number, `None` for a merged row.
-    #[cfg(feature = "gpu")]
+    const ALL: [Self; 5] = [Self::NonFinite, Self::Sink, Self::Rule, Self::Antiparallel, Self::Range];
+
+    /// The cause that kernels and files name by number, `None` for a merged row.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
-        [Self::NonFinite, Self::Sink, Self::Rule, Self::Antiparallel, Self::Range]
-            .get((code as usize).checked_sub(1)?)
-            .copied()
+        Self::ALL.get((code as usize).checked_sub(1)?).copied()
+    }
+
+    /// The number of a cause, 0 for a merged row.
+    pub(crate) fn code(cause: Option<Self>) -> u32 {
+        cause.map_or(0, |cause| cause as u32 + 1)
     }
 }
 
@@ -200,6 +205,18 @@ impl Counts {
     #[must_use]
     pub const fn retained(&self) -> u32 {
         self.non_finite + self.sink + self.rule + self.antiparallel + self.range
+    }
+
+    /// Both together.
+    pub(crate) const fn plus(&self, other: &Self) -> Self {
+        Self {
+            merged: self.merged + other.merged,
+            non_finite: self.non_finite + other.non_finite,
+            sink: self.sink + other.sink,
+            rule: self.rule + other.rule,
+            antiparallel: self.antiparallel + other.antiparallel,
+            range: self.range + other.range,
+        }
     }
 
     pub(crate) fn add(&mut self, cause: Option<Cause>) {

@@ -3,6 +3,13 @@
 
 #![allow(clippy::indexing_slicing, reason = "indices run over shapes that were checked on entry")]
 
+mod attend;
+mod join;
+
+pub use attend::attend;
+pub(crate) use attend::read_row;
+pub use join::join;
+
 use half::f16;
 
 use super::config::{Cause, MergeOptions, Mode, Retention};
@@ -189,18 +196,46 @@ pub fn threshold(rows: &[Row], layout: &Layout, options: &MergeOptions) -> Vec<C
     rows.chunks(sequence_rows.max(1)).map(cut).collect()
 }
 
+/// Where the rows of a call stand among those that a rule looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// Token of the rule's rows that the call's first is.
+    pub(crate) first: usize,
+    /// Tokens that the rule looked at. Later ones break no tie.
+    pub(crate) tokens: usize,
+}
+
+impl Frame {
+    /// Index of a row among those of its sequence that the rule looked at.
+    fn index(self, head: usize, token: usize) -> u32 {
+        let token = self.first + token;
+        if token < self.tokens { (head * self.tokens + token) as u32 } else { u32::MAX }
+    }
+}
+
 /// Decides every row: the first cause that keeps it raw, or `None` where it is merged.
 #[must_use]
 pub fn retain(rows: &[Row], cuts: &[Cut], layout: &Layout, options: &MergeOptions) -> Vec<Option<Cause>> {
-    let sequence_rows = layout.shape.heads * layout.shape.tokens;
+    retain_in(rows, cuts, layout, options, Frame { first: 0, tokens: layout.shape.tokens })
+}
+
+/// [`retain`] by a rule that looked at other rows as well.
+pub(crate) fn retain_in(
+    rows: &[Row],
+    cuts: &[Cut],
+    layout: &Layout,
+    options: &MergeOptions,
+    frame: Frame,
+) -> Vec<Option<Cause>> {
+    let (heads, tokens) = (layout.shape.heads, layout.shape.tokens);
     let sinks = options.sink_tokens() as usize;
     let decide = |(i, row): (usize, &Row)| {
-        let index = (i % sequence_rows) as u32;
-        let cut = cuts[i / sequence_rows];
+        let index = frame.index(i / tokens % heads, i % tokens);
+        let cut = cuts[i / (heads * tokens)];
         let ruled = (order_key(row.cosine), index) <= (cut.key, cut.index);
         match row.fault {
             Some(Cause::NonFinite) => Some(Cause::NonFinite),
-            _ if i % layout.shape.tokens < sinks => Some(Cause::Sink),
+            _ if i % tokens < sinks => Some(Cause::Sink),
             None if row.both_zero() && layout.mode != Mode::Compat => None,
             _ if ruled => Some(Cause::Rule),
             fault => fault,
@@ -244,7 +279,18 @@ pub fn merge(lower: &TensorView<'_>, upper: &TensorView<'_>, options: &MergeOpti
     let sizes = Layout::of(lower, upper, options.mode)?;
     let cuts = threshold(&rows, &sizes, options);
     let causes = retain(&rows, &cuts, &sizes, options);
-    let (pages, totals) = arrange(&causes, &sizes, options);
+    Ok(fold_decided([lower, upper], &rows, &causes, sizes, options))
+}
+
+/// Folds a pair whose rows are measured and decided.
+pub(crate) fn fold_decided(
+    [lower, upper]: [&TensorView<'_>; 2],
+    rows: &[Row],
+    causes: &[Option<Cause>],
+    sizes: Layout,
+    options: &MergeOptions,
+) -> Folded {
+    let (pages, totals) = arrange(causes, &sizes, options);
     let magnitudes = (totals.slots as usize * sizes.magnitudes_per_slot()).div_ceil(2);
     let mut folded = Folded {
         layout: sizes,
@@ -255,11 +301,11 @@ pub fn merge(lower: &TensorView<'_>, upper: &TensorView<'_>, options: &MergeOpti
         totals,
     };
     for (i, (batch, head, token)) in sizes.shape.iter_rows().enumerate() {
-        let index = (i / sizes.shape.tokens) * sizes.pages_per_head() + token / PAGE;
+        let index = sizes.page(batch, head, token);
         let (a, b) = (lower.row_bytes(batch, head, token), upper.row_bytes(batch, head, token));
         store_row(&mut folded, index, token % PAGE, &rows[i], a, b);
     }
-    Ok(folded)
+    folded
 }
 
 /// Side row of layer `which` of row `row` in a page, if it has one.
@@ -356,43 +402,62 @@ pub fn restore(folded: &Folded, which: Layer) -> Result<Tensor> {
     let layout = folded.layout;
     folded.check()?;
     let mut bytes = Vec::with_capacity(layout.shape.bytes(layout.dtype));
-    for (i, (_, _, token)) in layout.shape.iter_rows().enumerate() {
-        let index = (i / layout.shape.tokens) * layout.pages_per_head() + token / PAGE;
-        let page = folded.pages[index];
-        match side_row(&layout, &page, token % PAGE, layout.page_rows(index), which) {
-            Some(side) => read_bytes(&folded.side[side * layout.side_words()..], &layout, &mut bytes),
-            None => restore_slot(folded, &page, token % PAGE, which, &mut bytes),
-        }
-    }
+    layout.shape.iter_rows().for_each(|row| read_bytes(folded, row, which, &mut bytes));
     Tensor::new(bytes, layout.dtype, layout.shape)
 }
 
-/// Appends a row stored raw in the input's type.
-fn read_bytes(words: &[u32], layout: &Layout, bytes: &mut Vec<u8>) {
-    let row: Vec<u8> = words.iter().take(layout.side_words()).flat_map(|word| word.to_le_bytes()).collect();
-    bytes.extend_from_slice(&row[..layout.shape.dim * layout.dtype.size()]);
+/// Appends the bytes of one restored row.
+pub(crate) fn read_bytes(
+    folded: &Folded,
+    (batch, head, token): (usize, usize, usize),
+    which: Layer,
+    bytes: &mut Vec<u8>,
+) {
+    let layout = &folded.layout;
+    match stored(folded, layout.page(batch, head, token), token % PAGE, which) {
+        Stored::Raw(words) => bytes.extend_from_slice(&row_bytes(words, layout, layout.dtype)),
+        Stored::Slot(words, magnitude) => {
+            let mut numbers = vec![0.0; layout.shape.dim];
+            decode(&row_bytes(words, layout, layout.slot_dtype()), layout.slot_dtype(), &mut numbers);
+            numbers.iter_mut().for_each(|x| *x *= magnitude);
+            encode(&numbers, layout.dtype, bytes);
+        }
+    }
 }
 
-/// Appends a row that lives in its slot.
-fn restore_slot(folded: &Folded, page: &Page, row: usize, which: Layer, bytes: &mut Vec<u8>) {
-    let layout = folded.layout;
+/// A stored row of one layer.
+enum Stored<'a> {
+    /// In the input's type.
+    Raw(&'a [u32]),
+    /// In the slots' type, times a magnitude.
+    Slot(&'a [u32], f32),
+}
+
+/// Where row `row` of page `index` is stored for layer `which`.
+fn stored(folded: &Folded, index: usize, row: usize, which: Layer) -> Stored<'_> {
+    let (layout, page) = (&folded.layout, &folded.pages[index]);
+    if let Some(side) = side_row(layout, page, row, layout.page_rows(index), which) {
+        return Stored::Raw(&folded.side[side * layout.side_words()..(side + 1) * layout.side_words()]);
+    }
     let slot = page.slots as usize + row;
     let words = &folded.slots[slot * layout.slot_words()..(slot + 1) * layout.slot_words()];
     let retained = page.retained >> row & 1 == 1;
     let half =
         |index: usize| f16::from_bits((folded.magnitudes[index / 2] >> (index % 2 * 16)) as u16).to_f32();
-    let magnitude = match (layout.mode, which) {
-        (Mode::Anchor, Layer::Lower) => return read_bytes(words, &layout, bytes),
-        (Mode::Shared, _) if retained => return read_bytes(words, &layout, bytes),
-        (Mode::Compat, _) if layout.slot_dtype() == layout.dtype => return read_bytes(words, &layout, bytes),
-        (Mode::Shared, Layer::Lower) => half(2 * slot),
-        (Mode::Shared, Layer::Upper) => half(2 * slot + 1),
-        (Mode::Anchor, Layer::Upper) => half(slot),
-        (Mode::Compat, _) => 1.0,
-    };
-    let mut numbers = vec![0.0; layout.shape.dim];
-    let raw: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    decode(&raw, layout.slot_dtype(), &mut numbers);
-    numbers.iter_mut().for_each(|x| *x *= magnitude);
-    encode(&numbers, layout.dtype, bytes);
+    match (layout.mode, which) {
+        (Mode::Anchor, Layer::Lower) => Stored::Raw(words),
+        (Mode::Shared, _) if retained => Stored::Raw(words),
+        (Mode::Compat, _) if layout.slot_dtype() == layout.dtype => Stored::Raw(words),
+        (Mode::Shared, Layer::Lower) => Stored::Slot(words, half(2 * slot)),
+        (Mode::Shared, Layer::Upper) => Stored::Slot(words, half(2 * slot + 1)),
+        (Mode::Anchor, Layer::Upper) => Stored::Slot(words, half(slot)),
+        (Mode::Compat, _) => Stored::Slot(words, 1.0),
+    }
+}
+
+/// The bytes of a row of words, without what pads the last.
+fn row_bytes(words: &[u32], layout: &Layout, dtype: DType) -> Vec<u8> {
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    bytes.truncate(layout.shape.dim * dtype.size());
+    bytes
 }

@@ -21,6 +21,13 @@ pub enum Layer {
     Upper,
 }
 
+impl Layer {
+    /// The layer at this place of a pair.
+    pub(crate) const fn at(member: usize) -> Self {
+        if member == 0 { Self::Lower } else { Self::Upper }
+    }
+}
+
 /// One page's entry in the page table, 12 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -92,6 +99,12 @@ impl Layout {
     #[must_use]
     pub const fn pages(&self) -> usize {
         self.shape.batch * self.shape.heads * self.pages_per_head()
+    }
+
+    /// Index of the page that holds a row.
+    #[must_use]
+    pub const fn page(&self, batch: usize, head: usize, token: usize) -> usize {
+        (batch * self.shape.heads + head) * self.pages_per_head() + token / PAGE
     }
 
     /// Rows of a page: 32, or fewer in the last of a head.

@@ -4,8 +4,10 @@
 //! K and V are folded separately, each row by itself. [`cpu::merge`] and [`cpu::restore`] are the operations on host
 //! tensors; `gpu::Ops` records the same on a device; [`mod@reference`] judges both in f64.
 
+mod cache;
 mod config;
 pub mod cpu;
+mod cpu_cache;
 mod folded;
 #[cfg(feature = "gpu")]
 pub mod gpu;
@@ -13,7 +15,9 @@ mod plan;
 pub mod reference;
 mod slerp;
 
+pub use cache::{CacheOptions, CacheReport, LayerReport, OriginalAccounting};
 pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
 pub use cpu::Row;
+pub use cpu_cache::CpuMiniCache;
 pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Sections, Totals, order_key};
 pub use plan::{LayerRole, Role, pair_layers_depth};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{FoldOptions, Part};
 use crate::capture::{Capture, CaptureInfo, MAX_SIZE};
 use crate::error::{Error, Result};
-use crate::minicache::{MergeOptions, Mode, Retention, Role, pair_layers_depth};
+use crate::minicache::{MergeOptions, Role, pair_layers_depth};
 use crate::qjl::planes::{Centring, PlanesOptions};
 use crate::rope::Rope;
 use crate::tensor::DType;
@@ -53,7 +53,6 @@ impl LayerHead {
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum Method {
     Minicache {
-        #[serde(with = "MergeFields")]
         merge: MergeOptions,
         start_frac: f64,
         /// Lower and upper layer of each pair.
@@ -64,17 +63,6 @@ pub(super) enum Method {
         /// Digests of the rotations by their channels.
         rotations: BTreeMap<usize, String>,
     },
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "MergeOptions", deny_unknown_fields)]
-struct MergeFields {
-    mode: Mode,
-    retention: Retention,
-    slerp_t: f32,
-    sinks: u32,
-    first_position: u32,
-    raw_page_share: f32,
 }
 
 impl Head {
