@@ -8,7 +8,7 @@
 //   value_scale(kv_head, token)            factor on a value row
 //   four_values(kv_head, token, four)      channels 4 * four .. of a value row, before that factor
 // and the bindings `spans`, one vec4 a sequence: its length, and the first and one past the last of its tokens that this pass
-// may see; and `partials`, where each split leaves what it found for combine.wgsl.
+// may see; and `partials`, zeros at first, where each split leaves what it found for combine.wgsl.
 
 // VALUE_LANES invocations cover a value row, four channels each; VALUE_GROUPS of them take turns at the tokens.
 const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
@@ -55,26 +55,42 @@ fn visible_here(span: vec4<u32>, query_index: u32) -> vec2<u32> {
     return min(max(seen, vec2<u32>(start)) - start, vec2<u32>(params.attention.tokens));
 }
 
-fn store_partial(index: u32, lane: u32, largest: f32, sum: f32) {
-    let row = index / params.attention.splits;
-    let query_row = params.attention.first_row + row;
+// First number of the part that this workgroup finds.
+fn partial_base(index: u32) -> u32 {
+    let query_row = params.attention.first_row + index / params.attention.splits;
     let split = params.attention.first_split + index % params.attention.splits;
-    let base = (query_row * params.attention.all_splits + split) * (2u + 4u * VALUE_FOURS);
-    if (row >= params.attention.rows || base + 1u + 4u * VALUE_FOURS >= arrayLength(&partials)) {
+    return (query_row * params.attention.all_splits + split) * (2u + 4u * VALUE_FOURS);
+}
+
+// Largest logit and sum of what another store of the same query has left there; zeros where none has.
+fn partial_before(index: u32) -> vec2<f32> {
+    let base = min(partial_base(index), arrayLength(&partials) - 2u);
+    return vec2<f32>(partials[base], partials[base + 1u]);
+}
+
+// Both parts become one.
+fn store_partial(index: u32, lane: u32, largest: f32, sum: f32, before: vec2<f32>) {
+    let base = partial_base(index);
+    let past_end = base + 1u + 4u * VALUE_FOURS >= arrayLength(&partials);
+    if (index / params.attention.splits >= params.attention.rows || past_end) {
         return;
     }
+    let joined = select(largest, max(largest, before.x), before.y > 0.0);
+    let weight = exp(clamp(largest - joined, -200.0, 0.0));
+    let weight_before = select(0.0, exp(clamp(before.x - joined, -200.0, 0.0)), before.y > 0.0);
     if (lane < VALUE_FOURS) {
         var total = vec4<f32>();
         for (var i = 0u; i < VALUE_GROUPS; i++) {
             total += gathered[i * VALUE_LANES + lane];
         }
         for (var i = 0u; i < 4u; i++) {
-            partials[base + 2u + 4u * lane + i] = total[i];
+            let at = base + 2u + 4u * lane + i;
+            partials[at] = weight * total[i] + weight_before * partials[at];
         }
     }
     if (lane == 0u) {
-        partials[base] = largest;
-        partials[base + 1u] = sum;
+        partials[base] = joined;
+        partials[base + 1u] = weight * sum + weight_before * before.y;
     }
 }
 
@@ -122,6 +138,8 @@ fn flash_attend(index: u32, lane: u32) {
     }
     sum = row_sum(vec4<f32>(sum), lane).x;
     gathered[lane] = acc;
+    let before = partial_before(index);
+    storageBarrier();
     workgroupBarrier();
-    store_partial(index, lane, largest, sum);
+    store_partial(index, lane, largest, sum, before);
 }

@@ -5,6 +5,8 @@ struct Params {
     view: Output,
     sections: Sections,
     pages_per_head: u32,
+    // Tokens that the store holds, of which the first are restored.
+    stored: u32,
     layer: u32,
 }
 
@@ -22,11 +24,11 @@ fn half_magnitude(index: u32) -> f32 {
     return select(both.x, both.y, (index & 1u) == 1u);
 }
 
-fn slot_number(slot: u32, channel: u32) -> f32 {
-    if (MODE == ANCHOR) {
-        return element(store[params.sections.slots + slot * SLOT_WORDS + channel / ELEMENTS], channel);
+fn slot_number(row: u32, channel: u32) -> f32 {
+    if (SLOT_IS_INPUT) {
+        return element(store[row + channel / ELEMENTS], channel);
     }
-    let both = unpack2x16float(store[params.sections.slots + slot * SLOT_WORDS + channel / 2u]);
+    let both = unpack2x16float(store[row + channel / 2u]);
     return select(both.x, both.y, (channel & 1u) == 1u);
 }
 
@@ -35,22 +37,16 @@ fn row_bits(row: u32, channel: u32) -> u32 {
     let token = row % params.view.tokens;
     let page = page_at(head * params.pages_per_head + token / PAGE);
     let local = token % PAGE;
-    let rows_in_page = min(PAGE, params.view.tokens - (token - local));
-    let raw = side_row(page, local, rows_in_page, params.layer);
-    if (raw != NOWHERE) {
-        return element_bits(store[params.sections.side + raw * SIDE_WORDS + channel / ELEMENTS], channel);
+    let rows_in_page = min(PAGE, params.stored - (token - local));
+    let found = stored_row(page, local, rows_in_page, params.sections, vec2<u32>(SLOT_WORDS, SIDE_WORDS));
+    if (found.raw) {
+        return element_bits(store[found.word + channel / ELEMENTS], channel);
     }
-    let slot = page.slots + local;
-    let in_slot = (MODE == ANCHOR && params.layer == LOWER) || (MODE == SHARED && is_retained(page, local))
-        || (MODE == COMPAT && SLOT_IS_INPUT);
-    if (in_slot) {
-        return element_bits(store[params.sections.slots + slot * SLOT_WORDS + channel / ELEMENTS], channel);
+    let number = slot_number(found.word, channel);
+    if (found.magnitude == NOWHERE) {
+        return round_to_bits(number);
     }
-    if (MODE == COMPAT) {
-        return round_to_bits(slot_number(slot, channel));
-    }
-    let magnitude = half_magnitude(select(slot, 2u * slot + params.layer, MODE == SHARED));
-    return round_to_bits(magnitude * slot_number(slot, channel));
+    return round_to_bits(half_magnitude(found.magnitude) * number);
 }
 
 @compute @workgroup_size(WORKGROUP)

@@ -16,6 +16,8 @@ use crate::tensor::{DType, checked_bytes};
 const WORKGROUP: usize = 128;
 /// Workgroups that an attention pass aims for: enough to fill a large GPU once. More splits cost more combining.
 const TARGET_WORKGROUPS: usize = 1024;
+/// Bytes that the partial results of one call over many stores may take; one split of each query always fits.
+const MAX_PARTIAL_BYTES: usize = 64 << 20;
 
 /// `Attention` of shaders/common/attention.wgsl.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -87,6 +89,76 @@ pub(crate) struct Pass {
     pub(crate) workgroups: u64,
 }
 
+/// The passes of a call over many stores, each of which holds one segment.
+pub(crate) struct SegmentPasses {
+    /// One for each segment.
+    pub(crate) passes: Vec<Pass>,
+    partials: wgpu::Buffer,
+    splits: u32,
+}
+
+impl SegmentPasses {
+    /// A pass for each segment, `g.tokens` not looked at. Where the partial results of all splits would take too much room,
+    /// later segments add to those of earlier ones.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: &[usize],
+        segments: &[Segment],
+        options: &AttendOptions<'_>,
+    ) -> Result<Self> {
+        options.validate()?;
+        g.check_sinks(options)?;
+        let rows = g.query_heads * g.queries;
+        let bytes = checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
+        let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
+        let mut used = vec![0; lengths.len()];
+        let mut places = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let (splits, split) = split(segment.tokens, g.batch * rows);
+            let (splits, split) =
+                if splits > most { (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP) } else { (splits, split) };
+            let Some(used) = used.get_mut(segment.sequence) else { continue };
+            let first = if *used + splits > most { 0 } else { *used };
+            *used = (*used).max(first + splits);
+            places.push((segment, first, splits, split));
+        }
+        let all_splits = used.iter().copied().max().unwrap_or(0).max(1);
+        let partials = partials(gpu, g.batch * rows, all_splits, value_dim)?;
+        let spans = gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?;
+        let common = AttentionParams::new(g, options)?;
+        let pass = |(segment, first_split, splits, split): (&Segment, usize, usize, usize)| {
+            let params = AttentionParams {
+                rows: index32(rows)?,
+                first_row: index32(segment.sequence * rows)?,
+                tokens: index32(segment.tokens)?,
+                start: index32(segment.start)?,
+                splits: index32(splits)?,
+                split: index32(split)?,
+                all_splits: index32(all_splits)?,
+                first_split: index32(first_split)?,
+                ..common
+            };
+            let (spans, partials) = (spans.clone(), partials.clone());
+            Ok(Pass { params, spans, partials, workgroups: (rows * splits) as u64 })
+        };
+        let passes = places.into_iter().map(pass).collect::<Result<_>>()?;
+        Ok(Self { passes, partials, splits: index32(all_splits)? })
+    }
+
+    /// Records the combining of all splits into `output`.
+    pub(crate) fn combine(
+        &self,
+        recording: &mut Recording<'_>,
+        gpu: &Gpu,
+        options: &AttendOptions<'_>,
+        output: &KvView,
+    ) -> Result<()> {
+        combine(recording, gpu, &self.partials, self.splits, options, output)
+    }
+}
+
 impl Pass {
     /// The passes of one call, whose partial results stand in one buffer, in order. Checks the options.
     pub(crate) fn all(
@@ -119,49 +191,6 @@ impl Pass {
             })
         };
         (0..).step_by(splits).zip(spans).map(pass).collect()
-    }
-
-    /// A pass for each segment, whose store holds that segment alone; a sequence's segments are in order.
-    /// `g.tokens` is not looked at.
-    pub(crate) fn segments(
-        gpu: &Gpu,
-        g: Geometry,
-        value_dim: usize,
-        lengths: &[usize],
-        segments: &[Segment],
-        options: &AttendOptions<'_>,
-    ) -> Result<Vec<Self>> {
-        options.validate()?;
-        g.check_sinks(options)?;
-        let rows = g.query_heads * g.queries;
-        let mut splits_of = vec![0; lengths.len()];
-        let mut placed = Vec::with_capacity(segments.len());
-        for segment in segments {
-            let (splits, split) = split(segment.tokens, g.batch * rows);
-            let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
-            placed.push((segment, *before, splits, split));
-            *before += splits;
-        }
-        let all_splits = splits_of.iter().copied().max().unwrap_or(0).max(1);
-        let partials = partials(gpu, g.batch * rows, all_splits, value_dim)?;
-        let spans = gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?;
-        let common = AttentionParams::new(g, options)?;
-        let pass = |(segment, first_split, splits, split): (&Segment, usize, usize, usize)| {
-            let params = AttentionParams {
-                rows: index32(rows)?,
-                first_row: index32(segment.sequence * rows)?,
-                tokens: index32(segment.tokens)?,
-                start: index32(segment.start)?,
-                splits: index32(splits)?,
-                split: index32(split)?,
-                all_splits: index32(all_splits)?,
-                first_split: index32(first_split)?,
-                ..common
-            };
-            let (spans, partials) = (spans.clone(), partials.clone());
-            Ok(Self { params, spans, partials, workgroups: (rows * splits) as u64 })
-        };
-        placed.into_iter().map(pass).collect()
     }
 
     /// The only pass of a call that sees whole sequences.
@@ -271,7 +300,8 @@ fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2]) -> Va
         Const::Bool("VALUES_ALIGNED", values_aligned),
     ];
     constants.extend(flash_constants(value_dim));
-    let modules = [Module::Float, Module::Load(stored), Module::Pair, Module::AttentionParams, Module::Flash];
+    let modules = [Module::Float, Module::Load(stored), Module::Pair];
+    let modules = [&modules[..], &[Module::AttentionParams, Module::Query, Module::Flash]].concat();
     Variant::new(Kernel::Exact, &modules, &constants)
 }
 

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse, Window,
+    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse,
 };
 use crate::cache::LayerShape;
 use crate::cache::tail::{Block, MakeBlock, Write};
@@ -134,17 +134,22 @@ pub(crate) fn append(
     sequence: usize,
     write: &Write<RawBlock>,
 ) -> Result<()> {
-    let targets = write.rows.views(write.at, write.count);
-    for ((what, from), to) in [("keys", keys), ("values", values)].into_iter().zip(&targets) {
-        let source = from.part(sequence, write.from, write.count).bind(what, ViewUse::Read, gpu)?;
-        let (output, view) = to.bind_output(what, gpu)?;
-        let variant = append_variant(to.shape().dim, to.dtype());
-        recording.add(Dispatch {
-            workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
-            variant,
-            params: AppendParams { view, source: source.layout },
-            buffers: &[(&source).into(), output],
-        })?;
+    let [to_keys, to_values] = write.rows.views(write.at, write.count);
+    for (from, to) in [(keys, &to_keys), (values, &to_values)] {
+        copy(recording, gpu, &from.part(sequence, write.from, write.count), to)?;
     }
     Ok(())
+}
+
+/// Copies rows of one sequence, bit for bit; those of `to` begin at whole words.
+pub(crate) fn copy(recording: &mut Recording<'_>, gpu: &Gpu, from: &KvView, to: &KvView) -> Result<()> {
+    let source = from.bind("rows", ViewUse::Read, gpu)?;
+    let (output, view) = to.bind_output("rows", gpu)?;
+    let variant = append_variant(to.shape().dim, to.dtype());
+    recording.add(Dispatch {
+        workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
+        variant,
+        params: AppendParams { view, source: source.layout },
+        buffers: &[(&source).into(), output],
+    })
 }

@@ -48,7 +48,7 @@ pub struct ReadBack {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     gpu: Gpu,
-    buffer: wgpu::Buffer,
+    buffers: Vec<wgpu::Buffer>,
     staging: Option<wgpu::Buffer>,
 }
 
@@ -61,7 +61,11 @@ impl Prepared {
         match &self.staging {
             None => lock(&state).done = Some(Ok(())),
             Some(staging) => {
-                encoder.copy_buffer_to_buffer(&self.buffer, 0, staging, 0, Some(self.buffer.size()));
+                let mut at = 0;
+                for buffer in &self.buffers {
+                    encoder.copy_buffer_to_buffer(buffer, 0, staging, at, buffer.size());
+                    at += buffer.size();
+                }
                 let reporter = Reporter(Arc::clone(&state));
                 encoder.map_buffer_on_submit(staging, wgpu::MapMode::Read, .., move |result| {
                     reporter.report(result.map_err(|cause| cause.to_string()));
@@ -79,32 +83,42 @@ impl ReadBack {
     /// [`Error::OutOfMemory`] or [`Error::Limit`] when the staging buffer cannot be made, [`Error::Usage`] when `buffer`
     /// cannot be copied from, [`Error::Alignment`] when it does not end on a whole word.
     pub fn schedule(gpu: &Gpu, encoder: &mut wgpu::CommandEncoder, buffer: &wgpu::Buffer) -> Result<Self> {
-        Ok(Self::prepare(gpu, buffer)?.record(encoder))
+        Ok(Self::prepare(gpu, &[buffer])?.record(encoder))
     }
 
-    /// Makes the staging buffer, so that nothing can fail once recording has begun.
-    pub(crate) fn prepare(gpu: &Gpu, buffer: &wgpu::Buffer) -> Result<Prepared> {
-        let what = WHAT.to_owned();
-        if !buffer.usage().contains(wgpu::BufferUsages::COPY_SRC) {
-            let have = format!("{:?}", buffer.usage());
-            return Err(Error::Usage { what, want: "COPY_SRC".to_owned(), have });
-        }
-        if !buffer.size().is_multiple_of(4) {
-            let (want, have) = ("whole 32-bit words".to_owned(), format!("{} bytes", buffer.size()));
-            return Err(Error::Alignment { what, want, have });
+    /// Makes the staging buffer for whole buffers, one after the other, so that nothing can fail once recording has begun.
+    pub(crate) fn prepare(gpu: &Gpu, buffers: &[&wgpu::Buffer]) -> Result<Prepared> {
+        let what = || WHAT.to_owned();
+        for buffer in buffers {
+            if !buffer.usage().contains(wgpu::BufferUsages::COPY_SRC) {
+                let have = format!("{:?}", buffer.usage());
+                return Err(Error::Usage { what: what(), want: "COPY_SRC".to_owned(), have });
+            }
+            if !buffer.size().is_multiple_of(4) {
+                let (want, have) = ("whole 32-bit words".to_owned(), format!("{} bytes", buffer.size()));
+                return Err(Error::Alignment { what: what(), want, have });
+            }
         }
         let descriptor = wgpu::BufferDescriptor {
             label: Some("kvfold read-back"),
-            size: buffer.size(),
+            size: buffers.iter().map(|buffer| buffer.size()).sum(),
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         };
-        let staging = if buffer.size() == 0 {
+        let staging = if descriptor.size == 0 {
             None
         } else {
             Some(gpu.scoped(WHAT, descriptor.size, |device| device.create_buffer(&descriptor))?)
         };
-        Ok(Prepared { gpu: gpu.clone(), buffer: buffer.clone(), staging })
+        Ok(Prepared { gpu: gpu.clone(), buffers: buffers.iter().map(|&buffer| buffer.clone()).collect(), staging })
+    }
+
+    /// The bytes where they have come.
+    pub(crate) fn try_take(&mut self) -> Option<Result<Vec<u8>>> {
+        match Pin::new(self).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => None,
+            Poll::Ready(bytes) => Some(bytes),
+        }
     }
 
     #[cfg(not(target_arch = "wasm32"))]

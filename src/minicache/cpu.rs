@@ -13,7 +13,7 @@ pub use join::join;
 use half::f16;
 
 use super::config::{Cause, MergeOptions, Mode, Retention};
-use super::folded::{Cut, Folded, Layer, Layout, PAGE, Page, Totals, check_merge, order_key};
+use super::folded::{Cut, Folded, Frame, Layer, Layout, PAGE, Page, Totals, check_merge, order_key};
 use super::slerp;
 use crate::error::Result;
 use crate::tensor::{DType, Tensor, TensorView, decode, encode};
@@ -194,23 +194,6 @@ pub fn threshold(rows: &[Row], layout: &Layout, options: &MergeOptions) -> Vec<C
         }
     };
     rows.chunks(sequence_rows.max(1)).map(cut).collect()
-}
-
-/// Where the rows of a call stand among those that a rule looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
-    /// Token of the rule's rows that the call's first is.
-    pub(crate) first: usize,
-    /// Tokens that the rule looked at. Later ones break no tie.
-    pub(crate) tokens: usize,
-}
-
-impl Frame {
-    /// Index of a row among those of its sequence that the rule looked at.
-    fn index(self, head: usize, token: usize) -> u32 {
-        let token = self.first + token;
-        if token < self.tokens { (head * self.tokens + token) as u32 } else { u32::MAX }
-    }
 }
 
 /// Decides every row: the first cause that keeps it raw, or `None` where it is merged.

@@ -8,8 +8,8 @@ use super::cache::{
     Backing, CacheOptions, CacheReport, Decided, FoldRange, Ledger, OriginalAccounting, Verdict,
 };
 use super::config::Mode;
-use super::cpu::{self, Frame, fold_decided, join, retain_in, similarity, threshold};
-use super::folded::{Cut, Folded, Layer, Layout};
+use super::cpu::{self, fold_decided, join, retain_in, similarity, threshold};
+use super::folded::{Cut, Folded, Frame, Layer, Layout};
 use super::plan::LayerRole;
 use crate::attention::{AttendOptions, Geometry, attend_rows};
 use crate::cache::{LayerShape, Step};

@@ -344,6 +344,23 @@ pub fn order_key(number: f32) -> u32 {
     if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 }
 }
 
+/// Where the rows of a call stand among those that a rule looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// Token of the rule's rows that the call's first is.
+    pub(crate) first: usize,
+    /// Tokens that the rule looked at. Later ones break no tie.
+    pub(crate) tokens: usize,
+}
+
+impl Frame {
+    /// Index of a row among those of its sequence that the rule looked at.
+    pub(crate) fn index(self, head: usize, token: usize) -> u32 {
+        let token = self.first + token;
+        if token < self.tokens { (head * self.tokens + token) as u32 } else { u32::MAX }
+    }
+}
+
 /// Checks what every merge needs and gives the layout.
 pub(crate) fn check_merge(
     lower: (Shape, DType),

@@ -11,6 +11,9 @@ mod cpu_cache;
 mod folded;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+#[cfg(feature = "gpu")]
+mod gpu_cache;
+mod join;
 mod plan;
 pub mod reference;
 mod slerp;
@@ -20,4 +23,6 @@ pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
 pub use cpu::Row;
 pub use cpu_cache::CpuMiniCache;
 pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Sections, Totals, order_key};
+#[cfg(feature = "gpu")]
+pub use gpu_cache::MiniCache;
 pub use plan::{LayerRole, Role, pair_layers_depth};

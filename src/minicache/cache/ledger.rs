@@ -28,6 +28,13 @@ pub(crate) struct FoldRange {
     pub(crate) tokens: usize,
 }
 
+impl FoldRange {
+    /// One past its last token.
+    pub(crate) fn end(&self) -> usize {
+        self.start + self.tokens
+    }
+}
+
 /// A layer of every sequence after an append: its new tails, and where the step's rows go.
 pub(crate) struct Extended<S: Backing> {
     pub(crate) tails: Vec<Tail<S::Block>>,
@@ -257,7 +264,7 @@ impl<S: Backing> Ledger<S> {
     /// Notes that a range is on its way to be folded.
     pub(crate) fn plan_fold(&mut self, range: &FoldRange) {
         if let Some(state) = self.state_mut(range) {
-            state.planned = range.start + range.tokens;
+            state.planned = state.planned.max(range.end());
         }
     }
 
@@ -369,6 +376,13 @@ impl<S: Backing> Ledger<S> {
         }
         self.sequences = gathered;
         Ok(())
+    }
+
+    /// Every frozen verdict once.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn cuts(&self) -> Vec<&Arc<S::Cut>> {
+        let groups = self.sequences.iter().flat_map(|sequence| &sequence.groups);
+        unique(groups.flat_map(|group| group.cuts.iter().flatten()))
     }
 
     /// Every block and fold once, however many sequences share it.

@@ -10,7 +10,7 @@ pub use report::{CacheReport, LayerReport, OriginalAccounting};
 
 pub(crate) use ledger::{FoldRange, Ledger};
 pub(crate) use sequence::{Backing, Decided, Held};
-pub(crate) use verdict::Verdict;
+pub(crate) use verdict::{CAUSE_WORDS, Verdict};
 
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,7 @@ use super::super::folded::{Layout, PAGE};
 /// Bits of one row's cause.
 const BITS: usize = 4;
 /// Words of one page.
-pub(crate) const WORDS: usize = PAGE * BITS / 32;
+pub(crate) const CAUSE_WORDS: usize = PAGE * BITS / 32;
 
 /// The first cause that keeps each row raw, 0 for merged rows: four bits a row, `[batch, heads, pages, 4]` words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Verdict {
     pub(crate) fn pack(causes: &[Option<Cause>], layout: &Layout) -> Self {
         let heads = causes.chunks(layout.shape.tokens.max(1));
         let eights = heads.flat_map(|head| head.chunks(PAGE)).flat_map(|page| {
-            (0..WORDS).map(move |word| {
+            (0..CAUSE_WORDS).map(move |word| {
                 let rows = page.iter().skip(word * 8).take(8).enumerate();
                 rows.fold(0, |bits, (i, cause)| bits | Cause::code(*cause) << (BITS * i))
             })

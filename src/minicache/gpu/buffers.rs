@@ -15,13 +15,24 @@ pub struct Rows {
     pub(super) buffer: wgpu::Buffer,
 }
 
-/// Rows decided by [`encode_decide`](super::Ops::encode_decide), on the device; their totals are on the way to the host.
+/// Measured and decided rows of a pair, laid out as pages.
 #[derive(Debug)]
-pub struct Decision {
+pub(in crate::minicache) struct Decided {
     pub(super) rows: Rows,
     pub(super) lower: KvView,
     pub(super) upper: KvView,
-    pub(super) pages: wgpu::Buffer,
+    /// The page table.
+    pub(in crate::minicache) pages: wgpu::Buffer,
+    /// Counts by cause, and sizes.
+    pub(in crate::minicache) status: wgpu::Buffer,
+    /// Each row's cause in four bits.
+    pub(in crate::minicache) causes: wgpu::Buffer,
+}
+
+/// Rows decided by [`encode_decide`](super::Ops::encode_decide), on the device; their totals are on the way to the host.
+#[derive(Debug)]
+pub struct Decision {
+    pub(super) decided: Decided,
     pub(super) totals: Awaited,
 }
 
@@ -41,10 +52,22 @@ pub struct FoldedBuffers {
     pub layout: Layout,
     /// Slots, side rows, raw pages and counts.
     pub totals: Totals,
-    pub(super) store: Option<wgpu::Buffer>,
+    pub(in crate::minicache) store: Option<wgpu::Buffer>,
 }
 
 impl Rows {
+    pub(in crate::minicache) fn new(gpu: &Gpu, layout: Layout, buffer: wgpu::Buffer) -> Self {
+        Self { gpu: gpu.clone(), layout, buffer }
+    }
+
+    pub(in crate::minicache) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(in crate::minicache) fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
     /// Schedules the read-back of the measured rows.
     ///
     /// # Errors
@@ -71,11 +94,22 @@ impl Rows {
     }
 }
 
+impl Decided {
+    pub(in crate::minicache) fn layout(&self) -> &Layout {
+        &self.rows.layout
+    }
+
+    /// Bytes of the buffers.
+    pub(in crate::minicache) fn bytes(&self) -> u64 {
+        [&self.rows.buffer, &self.pages, &self.status, &self.causes].map(wgpu::Buffer::size).iter().sum()
+    }
+}
+
 impl Decision {
     /// The measured rows.
     #[must_use]
     pub fn rows(&self) -> &Rows {
-        &self.rows
+        &self.decided.rows
     }
 
     /// Schedules the read-back of the page table, which says which rows stay raw.
@@ -83,7 +117,7 @@ impl Decision {
     /// # Errors
     /// As [`ReadBack::schedule`].
     pub fn read_back_pages(&self, encoder: &mut wgpu::CommandEncoder) -> Result<ReadBack> {
-        ReadBack::schedule(&self.rows.gpu, encoder, &self.pages)
+        ReadBack::schedule(&self.decided.rows.gpu, encoder, &self.decided.pages)
     }
 
     /// The page table in a read-back's bytes.
@@ -116,7 +150,8 @@ impl Decision {
     }
 }
 
-fn parse_totals(status: &[u32]) -> Totals {
+/// The totals in the words of a status buffer.
+pub(in crate::minicache) fn parse_totals(status: &[u32]) -> Totals {
     let at = |index: u32| status.get(index as usize).copied().unwrap_or_default();
     let counts = Counts {
         merged: at(0),

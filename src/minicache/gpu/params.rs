@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::super::folded::Sections;
+use crate::attention::gpu::AttentionParams;
 use crate::gpu::OutputParams;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -33,6 +34,8 @@ pub(super) struct RetainParams {
     pub(super) tokens: u32,
     pub(super) heads: u32,
     pub(super) sinks: u32,
+    pub(super) rule_tokens: u32,
+    pub(super) rule_first: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -63,6 +66,20 @@ pub(super) struct RestoreParams {
     pub(super) view: OutputParams,
     pub(super) sections: Sections,
     pub(super) pages_per_head: u32,
+    pub(super) stored: u32,
     pub(super) layer: u32,
-    pub(super) padding: [u32; 2],
+    pub(super) padding: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct AttendParams {
+    pub(super) attention: AttentionParams,
+    pub(super) query: [u32; 4],
+    pub(super) keys: Sections,
+    pub(super) values: Sections,
+    pub(super) pages_per_head: u32,
+    pub(super) stored: u32,
+    pub(super) layer: u32,
+    pub(super) padding: u32,
 }

@@ -3,6 +3,7 @@
 use super::super::config::Mode;
 use super::super::folded::{Layout, PAGE};
 use super::{CAUSES, LANES, TOTALS_AT};
+use crate::attention::gpu::flash_constants;
 use crate::gpu::{Const, Kernel, Module, Variant};
 use crate::tensor::{DType, Shape};
 
@@ -69,8 +70,31 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
         Module::MiniCacheRow,
         Module::MiniCachePage,
     ];
-    let output: &[Module] = if kernel == Kernel::Restore { &[Module::Output] } else { &[] };
+    let output: &[Module] =
+        if kernel == Kernel::Restore { &[Module::MiniCacheStored, Module::Output] } else { &[] };
     Variant::new(kernel, &[&modules, output].concat(), &constants)
+}
+
+pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) -> Variant {
+    let values = Layout { shape: Shape { dim: value_dim, ..keys.shape }, ..*keys };
+    let mut constants = vec![
+        page_constant(),
+        Const::U32("HEAD_DIM", keys.shape.dim as u32),
+        Const::U32("VALUE_DIM", value_dim as u32),
+        Const::U32("KEY_SLOT_WORDS", keys.slot_words() as u32),
+        Const::U32("KEY_SIDE_WORDS", keys.side_words() as u32),
+        Const::U32("VALUE_SLOT_WORDS", values.slot_words() as u32),
+        Const::U32("VALUE_SIDE_WORDS", values.side_words() as u32),
+        Const::U32("QUERY_DTYPE", queries as u32),
+        Const::Bool("SLOT_IS_INPUT", keys.slot_dtype() == keys.dtype),
+        side_per_retained(keys),
+        mode_constants(keys.mode),
+    ];
+    constants.extend(flash_constants(value_dim));
+    let stored = [Module::Float, Module::Load(keys.dtype), Module::Bits(keys.dtype), Module::Pair];
+    let folded = [Module::MiniCacheRow, Module::MiniCachePage, Module::MiniCacheStored];
+    let attention = [Module::AttentionParams, Module::Query, Module::Flash];
+    Variant::new(Kernel::FoldedAttend, &[&stored[..], &folded, &attention].concat(), &constants)
 }
 
 /// Every variant some adapter can take, for a selection of head dimensions.
@@ -87,6 +111,10 @@ pub(crate) fn variants() -> Vec<Variant> {
         let layout = Layout { shape, dtype, mode };
         variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
         variants.push(arrange_variant(&layout));
+        for queries in [dtype, DType::F32] {
+            let variant = attend_variant(&layout, dim, queries);
+            variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));
+        }
         for aligned in [false, dim % 2 == 0] {
             let variant = similarity_variant(&layout, aligned);
             let widths = [None, Some(4), Some(8), Some(32)];

@@ -75,7 +75,7 @@ impl Codes {
 
     fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
         let [words, scales, status] =
-            [&self.words, &self.scales, &self.status].map(|buffer| ReadBack::prepare(gpu, buffer));
+            [&self.words, &self.scales, &self.status].map(|buffer| ReadBack::prepare(gpu, &[buffer]));
         let (words, scales, status) = (words?, scales?, status?);
         Ok(CodesReadBack {
             words: words.record(encoder),

@@ -1,0 +1,264 @@
+//! The recorders: each records the kernel of the same name in `shaders/minicache/`.
+
+use super::super::config::{MergeOptions, Retention};
+use super::super::folded::{Cut, Frame, Layer, Layout, PAGE, Page, Totals, check_merge};
+use super::buffers::{Decided, FoldedBuffers, Rows};
+use super::params::{
+    ArrangeParams, AttendParams, MergeParams, RestoreParams, RetainParams, SimilarityParams, ThresholdParams,
+};
+use super::variants::{
+    arrange_variant, attend_variant, retain_variant, similarity_variant, store_variant, threshold_variant,
+};
+use super::{LANES, Ops, ROW_BYTES, STATUS_BYTES, bind_pair};
+use super::super::cache::CAUSE_WORDS;
+use crate::attention::gpu::Pass;
+use crate::error::Result;
+use crate::gpu::{Dispatch, Kernel, KvView, Recording, ViewUse, Window, index32};
+
+impl Ops {
+    /// Measures and decides every row of a pair, by `frozen` verdicts of other rows where there are any.
+    pub(in crate::minicache) fn decide(
+        &self,
+        recording: &mut Recording<'_>,
+        [lower, upper]: [&KvView; 2],
+        options: &MergeOptions,
+        frozen: Option<(&wgpu::Buffer, Frame)>,
+    ) -> Result<Decided> {
+        let layout = check_merge((lower.shape(), lower.dtype()), (upper.shape(), upper.dtype()), options)?;
+        let rows = self.similarity(recording, &layout, lower, upper, options)?;
+        let frame = frozen.map_or(Frame { first: 0, tokens: layout.shape.tokens }, |(_, frame)| frame);
+        let cuts = match frozen {
+            Some((cuts, _)) => cuts.clone(),
+            None => self.threshold(recording, &rows, options)?,
+        };
+        let pages = layout.pages() as u64;
+        let decided = Decided {
+            rows,
+            lower: lower.clone(),
+            upper: upper.clone(),
+            pages: self.gpu.storage("page table", pages * size_of::<Page>() as u64)?,
+            status: self.gpu.storage("status", STATUS_BYTES)?,
+            causes: self.gpu.storage("causes", pages * (CAUSE_WORDS * 4) as u64)?,
+        };
+        let bitmaps = self.gpu.storage("bitmaps", pages * 4)?;
+        self.retain(recording, &decided, &cuts, &bitmaps, options, frame)?;
+        self.arrange(recording, &decided, &bitmaps, options)?;
+        Ok(decided)
+    }
+
+    pub(in crate::minicache) fn similarity(
+        &self,
+        recording: &mut Recording<'_>,
+        layout: &Layout,
+        lower: &KvView,
+        upper: &KvView,
+        options: &MergeOptions,
+    ) -> Result<Rows> {
+        let shape = layout.shape;
+        let buffer = self.gpu.storage("rows", shape.rows() as u64 * ROW_BYTES)?;
+        let rows = Rows { gpu: self.gpu.clone(), layout: *layout, buffer };
+        if shape.rows() == 0 {
+            return Ok(rows);
+        }
+        let (lower, upper) = bind_pair(lower, upper, &self.gpu)?;
+        let variant = similarity_variant(layout, lower.paired && upper.paired)
+            .with_subgroups(self.gpu.caps().shuffle_width());
+        let workgroups = (shape.rows() as u64).div_ceil(u64::from(variant.workgroup() / LANES));
+        recording.add(Dispatch {
+            variant,
+            params: SimilarityParams {
+                rows: shape.rows() as u32,
+                tokens: shape.tokens as u32,
+                heads: shape.heads as u32,
+                t: options.slerp_t,
+                lower: lower.layout,
+                upper: upper.layout,
+            },
+            buffers: &[(&lower).into(), (&upper).into(), Window::whole(&rows.buffer)],
+            workgroups,
+        })?;
+        Ok(rows)
+    }
+
+    /// The verdicts: computed where the rule looks at a whole sequence, known at once otherwise.
+    pub(in crate::minicache) fn threshold(
+        &self,
+        recording: &mut Recording<'_>,
+        rows: &Rows,
+        options: &MergeOptions,
+    ) -> Result<wgpu::Buffer> {
+        let shape = rows.layout.shape;
+        let all = |cut: Cut| self.gpu.upload("cuts", bytemuck::cast_slice(&vec![cut; shape.batch.max(1)]));
+        let (amount, fraction) = match options.retention {
+            Retention::Never => return all(Cut::NOTHING),
+            Retention::Cosine(threshold) => return all(Cut::below(threshold)),
+            Retention::Range(gamma) => (gamma, false),
+            Retention::Fraction(rho) => (rho, true),
+        };
+        let cuts = self.gpu.storage("cuts", (shape.batch.max(1) * size_of::<Cut>()) as u64)?;
+        recording.add(Dispatch {
+            variant: threshold_variant(rows.layout.mode, fraction),
+            params: ThresholdParams {
+                sequence_rows: (shape.heads * shape.tokens) as u32,
+                tokens: shape.tokens as u32,
+                sinks: options.sink_tokens(),
+                amount,
+            },
+            buffers: &[Window::whole(&rows.buffer), Window::whole(&cuts)],
+            workgroups: if shape.rows() == 0 { 0 } else { shape.batch as u64 },
+        })?;
+        Ok(cuts)
+    }
+
+    fn retain(
+        &self,
+        recording: &mut Recording<'_>,
+        decided: &Decided,
+        cuts: &wgpu::Buffer,
+        bitmaps: &wgpu::Buffer,
+        options: &MergeOptions,
+        frame: Frame,
+    ) -> Result<()> {
+        let layout = decided.rows.layout;
+        let variant = retain_variant(layout.mode);
+        let pages_per_workgroup = u64::from(variant.workgroup()) / PAGE as u64;
+        recording.add(Dispatch {
+            variant,
+            params: RetainParams {
+                pages: layout.pages() as u32,
+                pages_per_head: layout.pages_per_head() as u32,
+                tokens: layout.shape.tokens as u32,
+                heads: layout.shape.heads as u32,
+                sinks: options.sink_tokens(),
+                rule_tokens: index32(frame.tokens)?,
+                rule_first: index32(frame.first)?,
+            },
+            buffers: &[&decided.rows.buffer, cuts, bitmaps, &decided.status, &decided.causes]
+                .map(Window::whole),
+            workgroups: (layout.pages() as u64).div_ceil(pages_per_workgroup),
+        })
+    }
+
+    fn arrange(
+        &self,
+        recording: &mut Recording<'_>,
+        decided: &Decided,
+        bitmaps: &wgpu::Buffer,
+        options: &MergeOptions,
+    ) -> Result<()> {
+        let layout = decided.rows.layout;
+        let last_rows = layout.pages_per_head().checked_sub(1).map_or(0, |last| layout.page_rows(last));
+        recording.add(Dispatch {
+            variant: arrange_variant(&layout),
+            params: ArrangeParams {
+                pages: layout.pages() as u32,
+                pages_per_head: layout.pages_per_head() as u32,
+                last_rows: last_rows as u32,
+                full_limit: options.raw_limit(PAGE),
+                last_limit: options.raw_limit(last_rows),
+            },
+            buffers: &[bitmaps, &decided.pages, &decided.status].map(Window::whole),
+            workgroups: u64::from(layout.pages() > 0),
+        })
+    }
+
+    /// Folds decided rows into a buffer of exactly what they need.
+    pub(in crate::minicache) fn merge(
+        &self,
+        recording: &mut Recording<'_>,
+        decided: &Decided,
+        totals: Totals,
+    ) -> Result<FoldedBuffers> {
+        let layout = decided.rows.layout;
+        let bytes = totals.bytes(&layout);
+        if bytes == 0 {
+            return Ok(FoldedBuffers { layout, totals, store: None });
+        }
+        let store = self.gpu.storage("folded pair", bytes)?;
+        let (lower, upper) = bind_pair(&decided.lower, &decided.upper, &self.gpu)?;
+        let variant = store_variant(Kernel::Merge, &layout);
+        let pairs = (layout.pages() * PAGE * layout.shape.dim.div_ceil(2)) as u64;
+        recording.add(Dispatch {
+            workgroups: pairs.div_ceil(u64::from(variant.workgroup())),
+            variant,
+            params: MergeParams {
+                pages: layout.pages() as u32,
+                pages_per_head: layout.pages_per_head() as u32,
+                tokens: layout.shape.tokens as u32,
+                heads: layout.shape.heads as u32,
+                sections: totals.sections(&layout),
+                lower: lower.layout,
+                upper: upper.layout,
+            },
+            buffers: &[
+                (&lower).into(),
+                (&upper).into(),
+                Window::whole(&decided.rows.buffer),
+                Window::whole(&decided.pages),
+                Window::whole(&store),
+            ],
+        })?;
+        Ok(FoldedBuffers { layout, totals, store: Some(store) })
+    }
+
+    /// Attention of one layer over one pass's store; nothing where it holds nothing.
+    pub(in crate::minicache) fn attend(
+        &self,
+        recording: &mut Recording<'_>,
+        pass: &Pass,
+        queries: &KvView,
+        [keys, values]: [&FoldedBuffers; 2],
+        which: Layer,
+    ) -> Result<()> {
+        let (Some(key_store), Some(value_store)) = (&keys.store, &values.store) else { return Ok(()) };
+        let query = queries.bind("queries", ViewUse::Read, &self.gpu)?;
+        recording.add(Dispatch {
+            variant: attend_variant(&keys.layout, values.layout.shape.dim, queries.dtype())
+                .with_subgroups(self.gpu.caps().shuffle_width()),
+            params: AttendParams {
+                attention: pass.params,
+                query: query.layout,
+                keys: keys.totals.sections(&keys.layout),
+                values: values.totals.sections(&values.layout),
+                pages_per_head: keys.layout.pages_per_head() as u32,
+                stored: keys.layout.shape.tokens as u32,
+                layer: u32::from(which == Layer::Upper),
+                padding: 0,
+            },
+            buffers: &[
+                (&query).into(),
+                Window::whole(key_store),
+                Window::whole(value_store),
+                Window::whole(&pass.spans),
+                Window::whole(&pass.partials),
+            ],
+            workgroups: pass.workgroups,
+        })
+    }
+
+    pub(in crate::minicache) fn restore(
+        &self,
+        recording: &mut Recording<'_>,
+        folded: &FoldedBuffers,
+        which: Layer,
+        output: &KvView,
+    ) -> Result<()> {
+        let layout = folded.layout;
+        let Some(store) = &folded.store else { return Ok(()) };
+        let (output, view) = output.bind_output("restored layer", &self.gpu)?;
+        let variant = store_variant(Kernel::Restore, &layout);
+        recording.add(Dispatch {
+            workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
+            variant,
+            params: RestoreParams {
+                view,
+                sections: folded.totals.sections(&layout),
+                pages_per_head: layout.pages_per_head() as u32,
+                stored: layout.shape.tokens as u32,
+                layer: u32::from(which == Layer::Upper),
+                padding: 0,
+            },
+            buffers: &[Window::whole(store), output],
+        })
+    }
+}
