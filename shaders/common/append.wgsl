@@ -7,7 +7,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> rows: array<Word>;
+@group(0) @binding(1) var<storage, read> rows: array<u32>;
 @group(0) @binding(2) var<storage, read_write> output: array<u32>;
 
 fn row_bits(row: u32, channel: u32) -> u32 {

@@ -11,6 +11,7 @@
 )]
 
 mod attention;
+mod cache;
 mod device;
 mod golden;
 mod minicache;
@@ -28,6 +29,10 @@ mod environment;
 #[path = "../figures/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod figures;
+
+#[path = "../caches/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod caches;
 
 use std::process::ExitCode;
 
@@ -61,6 +66,7 @@ fn tests() -> Vec<Test> {
         device::TESTS,
         attention::TESTS,
         minicache::TESTS,
+        cache::TESTS,
         qjl::TESTS,
         planes::TESTS,
         planes_report::TESTS,
