@@ -32,7 +32,7 @@ fn needs(page: u32) -> vec3<u32> {
         return vec3<u32>((rows + 1u) & ~1u, rows, 0u);
     }
     if (retained > select(params.full_limit, params.last_limit, is_last)) {
-        return vec3<u32>(0u, 2u * rows, 1u);
+        return vec3<u32>(0u, LAYERS * rows, 1u);
     }
     return vec3<u32>((rows + 1u) & ~1u, retained * SIDE_PER_RETAINED, 0u);
 }

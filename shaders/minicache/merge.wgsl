@@ -18,8 +18,6 @@ struct Params {
 @group(0) @binding(4) var<storage, read> pages: array<Page>;
 @group(0) @binding(5) var<storage, read_write> store: array<u32>;
 
-const PAIRS: u32 = (HEAD_DIM + 1u) / 2u;
-
 fn row_start(view: vec4<u32>, head: u32, token: u32) -> u32 {
     return view.x + (head / params.heads) * view.y + (head % params.heads) * view.z + token * view.w;
 }
@@ -43,40 +41,6 @@ fn lower_number(start: u32, channel: u32) -> f32 {
 fn upper_number(start: u32, channel: u32) -> f32 {
     let at = start + min(channel, HEAD_DIM - 1u);
     return select(0.0, element(upper[word_index(at)], at), channel < HEAD_DIM);
-}
-
-fn put(at: u32, word: u32) {
-    if (at < arrayLength(&store)) {
-        store[at] = word;
-    }
-}
-
-// Two channels in the input's own type, into the row of words that begins at `row`.
-fn put_raw(row: u32, pair: u32, bits: vec2<u32>) {
-    if (ELEMENTS == 2u) {
-        put(row + pair, bits.x | (bits.y << 16u));
-        return;
-    }
-    put(row + 2u * pair, bits.x);
-    if (2u * pair + 1u < HEAD_DIM) {
-        put(row + 2u * pair + 1u, bits.y);
-    }
-}
-
-fn store_side(side_row: u32, pair: u32, bits: vec2<u32>) {
-    if (side_row != NOWHERE) {
-        put_raw(params.sections.side + side_row * SIDE_WORDS, pair, bits);
-    }
-}
-
-// A slot in the input's own type: Anchor's lower row, or a raw row that reuses the slot.
-fn store_raw_slot(slot: u32, pair: u32, bits: vec2<u32>) {
-    put_raw(params.sections.slots + slot * SLOT_WORDS, pair, bits);
-}
-
-fn store_f16_slot(slot: u32, pair: u32, numbers: vec2<f32>) {
-    let bits = pack2x16float(clamp(numbers, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
-    put(params.sections.slots + slot * SLOT_WORDS + pair, bits);
 }
 
 // The f16 of a raw bf16 or f32 by its bits, as the twin rounds it: infinite from 65520 on, NaN kept; pack2x16float promises
@@ -128,7 +92,7 @@ fn store_slot(page: Page, row: u32, pair: u32, found: Row, lower_start: u32, upp
     }
     if (MODE == SHARED && raw) {
         // Where the slot cannot hold the row's type both rows stand in the side, and the slot stays zero.
-        if (SIDE_PER_RETAINED == 1u) {
+        if (SIDE_PER_RETAINED < LAYERS) {
             let bits = vec2<u32>(upper_bits(upper_start, channels.x), upper_bits(upper_start, channels.y));
             store_raw_slot(slot, pair, bits);
         }

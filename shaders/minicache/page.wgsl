@@ -24,10 +24,10 @@ fn is_retained(page: Page, row: u32) -> bool {
     return ((page.retained >> row) & 1u) == 1u;
 }
 
-// Side row of a layer's row in a page of `rows` rows, or NOWHERE.
+// Side row of a layer's row in a page of `rows` rows, or NOWHERE. Layers are counted from the lowest.
 fn side_row(page: Page, row: u32, rows: u32, layer: u32) -> u32 {
     if (page.slots == RAW) {
-        return page.side + row + select(0u, rows, layer == UPPER);
+        return page.side + layer * rows + row;
     }
     if (MODE == COMPAT) {
         return select(NOWHERE, page.side + row, layer == LOWER);
@@ -36,9 +36,10 @@ fn side_row(page: Page, row: u32, rows: u32, layer: u32) -> u32 {
         return NOWHERE;
     }
     let rank = countOneBits(page.retained & ((1u << row) - 1u));
-    if (SIDE_PER_RETAINED == 2u) {
-        return page.side + 2u * rank + layer;
+    let first = page.side + rank * SIDE_PER_RETAINED;
+    if (SIDE_PER_RETAINED == LAYERS) {
+        return first + layer;
     }
-    let in_slot = select(UPPER, LOWER, MODE == ANCHOR);
-    return select(page.side + rank, NOWHERE, layer == in_slot);
+    let in_slot = select(LAYERS - 1u, LOWER, MODE == ANCHOR);
+    return select(first + layer - select(0u, 1u, MODE == ANCHOR), NOWHERE, layer == in_slot);
 }

@@ -25,8 +25,12 @@ fn both_zero(row: Row) -> bool {
 }
 
 // |upper| / |lower|, 0 for a zero upper row.
+fn norm_ratio(upper: f32, lower: f32) -> f32 {
+    return select(upper / max(lower, 1.1754944e-38), 0.0, upper == 0.0);
+}
+
 fn anchor_ratio(row: Row) -> f32 {
-    return select(row.upper / max(row.lower, 1.1754944e-38), 0.0, row.upper == 0.0);
+    return norm_ratio(row.upper, row.lower);
 }
 
 // A key that orders finite f32 as unsigned integers do; both zeros share one.

@@ -16,13 +16,6 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> rows: array<Row>;
 
 const STEPS: u32 = (HEAD_DIM + 2u * LANES - 1u) / (2u * LANES);
-const F16_MIN_NORMAL: f32 = 6.1035156e-5;
-const F16_MAX: f32 = 65504.0;
-// Rows whose largest number lies outside stay raw: the inverse of their norm, or a weight, would leave f32's normal range.
-const MEASURABLE: vec2<f32> = vec2<f32>(7.888609e-31, 1.2676506e30);
-// An Anchor ratio may be rounded up to f16 by this factor's inverse.
-const RATIO_HEADROOM: f32 = 1.0 - 1.0 / 2048.0;
-
 // Element index of a row's first channel; a view's offset stands in x, its batch, head and token strides follow.
 fn row_start(view: vec4<u32>, row: u32) -> u32 {
     let token = row % params.tokens;
@@ -54,14 +47,6 @@ fn upper_pair(start: u32, channel: u32) -> Pair {
 
 fn largest(pair: vec2<f32>) -> f32 {
     return max(abs(pair.x), abs(pair.y));
-}
-
-fn measurable(peak: f32) -> bool {
-    return peak == 0.0 || (peak >= MEASURABLE.x && peak <= MEASURABLE.y);
-}
-
-fn storable(magnitude: f32) -> bool {
-    return magnitude == 0.0 || (magnitude >= F16_MIN_NORMAL && magnitude <= F16_MAX);
 }
 
 fn out_of_range(row: Row, peak_lower: f32, peak_direction: f32) -> bool {

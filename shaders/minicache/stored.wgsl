@@ -22,5 +22,6 @@ fn stored_row(page: Page, row: u32, rows: u32, sections: Sections, words: vec2<u
     if (in_slot || MODE == COMPAT) {
         return Stored(word, NOWHERE, in_slot);
     }
-    return Stored(word, select(slot, 2u * slot + params.layer, MODE == SHARED), false);
+    let magnitude = select(slot * (LAYERS - 1u) + params.layer - 1u, slot * LAYERS + params.layer, MODE == SHARED);
+    return Stored(word, magnitude, false);
 }

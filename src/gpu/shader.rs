@@ -15,6 +15,8 @@ pub(crate) enum Kernel {
     Merge,
     Restore,
     FoldedAttend,
+    GroupSimilarity,
+    GroupMerge,
     Quantize,
     QuantizeValues,
     Project,
@@ -75,6 +77,10 @@ impl Kernel {
             Self::Arrange => &spec!("minicache", "arrange", 256, &[Uniform, Read, Write, Write]),
             Self::Merge => &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::FoldedAttend => &spec!("minicache", "attend", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::GroupSimilarity => {
+                &spec!("minicache", "group_similarity", 128, &[Uniform, Read, Write, Write])
+            }
+            Self::GroupMerge => &spec!("minicache", "group_merge", 128, &[Uniform, Read, Read, Read, Write]),
             Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Write]),
             Self::Quantize => &spec!("qjl", "quantize", 128, &[Uniform, Read, Read, Write, Write, Write]),
             Self::QuantizeValues => {
@@ -118,6 +124,8 @@ pub(crate) enum Module {
     MiniCacheRow,
     MiniCachePage,
     MiniCacheStored,
+    MiniCacheMeasure,
+    MiniCacheWrite,
     Slerp,
     ProjectMatrix,
     ProjectHadamard,
@@ -150,6 +158,8 @@ impl Module {
             Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
             Self::MiniCachePage => include_str!("../../shaders/minicache/page.wgsl"),
             Self::MiniCacheStored => include_str!("../../shaders/minicache/stored.wgsl"),
+            Self::MiniCacheMeasure => include_str!("../../shaders/minicache/measure.wgsl"),
+            Self::MiniCacheWrite => include_str!("../../shaders/minicache/write.wgsl"),
             Self::Slerp => include_str!("../../shaders/minicache/slerp.wgsl"),
             Self::ProjectMatrix => include_str!("../../shaders/qjl/project_matrix.wgsl"),
             Self::ProjectHadamard => include_str!("../../shaders/qjl/project_hadamard.wgsl"),

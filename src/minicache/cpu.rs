@@ -4,19 +4,26 @@
 #![allow(clippy::indexing_slicing, reason = "indices run over shapes that were checked on entry")]
 
 mod attend;
+mod group;
 mod join;
+mod restore;
 
 pub use attend::attend;
 pub(crate) use attend::read_row;
+pub use group::{GroupRow, group_merge, group_similarity};
+pub(crate) use group::Probe;
 pub use join::join;
+pub(crate) use restore::read_bytes;
+pub use restore::{restore, restore_member};
+use restore::{Stored, row_bytes, stored};
 
 use half::f16;
 
 use super::config::{Cause, MergeOptions, Mode, Retention};
-use super::folded::{Cut, Folded, Frame, Layer, Layout, PAGE, Page, Totals, check_merge, order_key};
+use super::folded::{Cut, Folded, Frame, Layout, PAGE, Page, Totals, check_merge, order_key};
 use super::slerp;
 use crate::error::Result;
-use crate::tensor::{DType, Tensor, TensorView, decode, encode};
+use crate::tensor::{DType, TensorView, decode, encode};
 
 /// Lanes that share a row, in twin and kernel.
 const LANES: usize = 16;
@@ -132,7 +139,7 @@ fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, mode: Mode, dty
     match mode {
         Mode::Shared => !stored(row.lower) || !stored(row.upper),
         Mode::Anchor => {
-            let ratio = anchor_ratio(row);
+            let ratio = ratio(row.upper, row.lower);
             !stored(ratio) || ratio * peak_lower > dtype.largest() * RATIO_HEADROOM
         }
         Mode::Compat => row.upper * peak_direction > F16_MAX,
@@ -140,8 +147,8 @@ fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, mode: Mode, dty
 }
 
 /// `|upper| / |lower|`, 0 for a zero upper row.
-fn anchor_ratio(row: &Row) -> f32 {
-    if row.upper == 0.0 { 0.0 } else { row.upper / row.lower }
+fn ratio(upper: f32, lower: f32) -> f32 {
+    if upper == 0.0 { 0.0 } else { upper / lower }
 }
 
 /// The probe: cosine, norms and faults of every row pair, in `[batch, heads, tokens]` order.
@@ -240,7 +247,7 @@ pub fn arrange(causes: &[Option<Cause>], layout: &Layout, options: &MergeOptions
         let raw = layout.mode != Mode::Compat && retained.count_ones() > options.raw_limit(rows.len());
         if raw {
             let side = totals.side;
-            totals.side += 2 * rows.len() as u32;
+            totals.side += (layout.layers * rows.len()) as u32;
             totals.raw_pages += 1;
             return Page { slots: Page::RAW, side, retained: u32::MAX };
         }
@@ -258,67 +265,57 @@ pub fn arrange(causes: &[Option<Cause>], layout: &Layout, options: &MergeOptions
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) or [`Error::Limit`](crate::Error::Limit) when the tensors are no pair, [`Error::Range`](crate::Error::Range) for bad options.
 pub fn merge(lower: &TensorView<'_>, upper: &TensorView<'_>, options: &MergeOptions) -> Result<Folded> {
-    let rows = similarity(lower, upper, options)?;
-    let sizes = Layout::of(lower, upper, options.mode)?;
-    let cuts = threshold(&rows, &sizes, options);
-    let causes = retain(&rows, &cuts, &sizes, options);
-    Ok(fold_decided([lower, upper], &rows, &causes, sizes, options))
+    let members = [*lower, *upper];
+    let probe = Probe::of(&members, options)?;
+    let cuts = threshold(&probe.rows, &probe.layout, options);
+    let causes = retain(&probe.rows, &cuts, &probe.layout, options);
+    Ok(probe.fold(&members, &causes, options))
 }
 
-/// Folds a pair whose rows are measured and decided.
-pub(crate) fn fold_decided(
-    [lower, upper]: [&TensorView<'_>; 2],
-    rows: &[Row],
-    causes: &[Option<Cause>],
-    sizes: Layout,
-    options: &MergeOptions,
-) -> Folded {
-    let (pages, totals) = arrange(causes, &sizes, options);
-    let magnitudes = (totals.slots as usize * sizes.magnitudes_per_slot()).div_ceil(2);
-    let mut folded = Folded {
-        layout: sizes,
+/// A folded pair or group whose rows are to be stored.
+fn empty(causes: &[Option<Cause>], layout: Layout, options: &MergeOptions) -> Folded {
+    let (pages, totals) = arrange(causes, &layout, options);
+    let magnitudes = (totals.slots as usize * layout.magnitudes_per_slot()).div_ceil(2);
+    Folded {
+        layout,
         pages,
-        slots: vec![0; totals.slots as usize * sizes.slot_words()],
+        slots: vec![0; totals.slots as usize * layout.slot_words()],
         magnitudes: vec![0; magnitudes],
-        side: vec![0; totals.side as usize * sizes.side_words()],
+        side: vec![0; totals.side as usize * layout.side_words()],
         totals,
-    };
-    for (i, (batch, head, token)) in sizes.shape.iter_rows().enumerate() {
-        let index = sizes.page(batch, head, token);
-        let (a, b) = (lower.row_bytes(batch, head, token), upper.row_bytes(batch, head, token));
-        store_row(&mut folded, index, token % PAGE, &rows[i], a, b);
     }
-    folded
 }
 
-/// Side row of layer `which` of row `row` in a page, if it has one.
-fn side_row(layout: &Layout, page: &Page, row: usize, rows: usize, which: Layer) -> Option<usize> {
+/// Side row of the row `row` of one of the layers folded together, if it has one.
+fn side_row(layout: &Layout, page: &Page, row: usize, rows: usize, member: usize) -> Option<usize> {
     let side = page.side as usize;
     if page.is_raw() {
-        return Some(side + row + if which == Layer::Upper { rows } else { 0 });
+        return Some(side + member * rows + row);
     }
     if layout.mode == Mode::Compat {
-        return (which == Layer::Lower).then_some(side + row);
+        return (member == 0).then_some(side + row);
     }
     if page.retained >> row & 1 == 0 {
         return None;
     }
     let rank = (page.retained & ((1u32 << row) - 1)).count_ones() as usize;
-    match (layout.mode, layout.reuses_slots(), which) {
-        (Mode::Anchor, _, Layer::Lower) | (Mode::Shared, true, Layer::Upper) => None,
-        (_, true, _) => Some(side + rank),
-        (_, false, Layer::Lower) => Some(side + 2 * rank),
-        (_, false, Layer::Upper) => Some(side + 2 * rank + 1),
+    let first = side + rank * layout.side_per_retained();
+    let in_slot = if layout.mode == Mode::Anchor { 0 } else { layout.layers - 1 };
+    match (layout.reuses_slots(), member) {
+        (false, _) => Some(first + member),
+        (true, _) if member == in_slot => None,
+        (true, _) => Some(first + member - usize::from(layout.mode == Mode::Anchor)),
     }
 }
 
-/// Writes one row of a page: its slot, magnitudes and side rows.
-fn store_row(folded: &mut Folded, page: usize, row: usize, measured: &Row, lower: &[u8], upper: &[u8]) {
+/// Writes one row of a page: its slot, magnitudes and side rows. `bytes` are the layers' rows, `scales` their norms and their
+/// weights in the direction.
+fn store_row(folded: &mut Folded, page: usize, row: usize, bytes: &[&[u8]], scales: &[[f32; 2]]) {
     let layout = folded.layout;
     let entry = folded.pages[page];
     let rows = layout.page_rows(page);
-    for (which, bytes) in [(Layer::Lower, lower), (Layer::Upper, upper)] {
-        if let Some(side) = side_row(&layout, &entry, row, rows, which) {
+    for (member, bytes) in bytes.iter().enumerate() {
+        if let Some(side) = side_row(&layout, &entry, row, rows, member) {
             write_words(&mut folded.side, side * layout.side_words(), bytes);
         }
     }
@@ -327,42 +324,49 @@ fn store_row(folded: &mut Folded, page: usize, row: usize, measured: &Row, lower
     }
     let slot = entry.slots as usize + row;
     let retained = entry.retained >> row & 1 == 1;
-    let bytes = slot_bytes(&layout, retained, measured, lower, upper);
-    write_words(&mut folded.slots, slot * layout.slot_words(), &bytes);
-    let one = f16::ONE.to_bits();
-    let bits = |magnitude: f32| if retained { one } else { f16::from_f32(magnitude).to_bits() };
-    match layout.mode {
-        Mode::Shared => {
-            folded.magnitudes[slot] = u32::from(bits(measured.lower)) | u32::from(bits(measured.upper)) << 16;
-        }
-        Mode::Anchor => {
-            folded.magnitudes[slot / 2] |= u32::from(bits(anchor_ratio(measured))) << (slot % 2 * 16)
-        }
-        Mode::Compat => {}
+    let stored = slot_bytes(&layout, retained, bytes, scales);
+    write_words(&mut folded.slots, slot * layout.slot_words(), &stored);
+    let per_slot = layout.magnitudes_per_slot();
+    for place in 0..per_slot {
+        let magnitude = match layout.mode {
+            _ if retained => 1.0,
+            Mode::Anchor => ratio(scales[place + 1][0], scales[0][0]),
+            Mode::Shared | Mode::Compat => scales[place][0],
+        };
+        let index = slot * per_slot + place;
+        let bits = u32::from(f16::from_f32(magnitude).to_bits());
+        folded.magnitudes[index / 2] |= bits << (index % 2 * 16);
     }
 }
 
 /// The bytes of a slot: the direction, or a raw row that reuses it.
-fn slot_bytes(layout: &Layout, retained: bool, measured: &Row, lower: &[u8], upper: &[u8]) -> Vec<u8> {
+fn slot_bytes(layout: &Layout, retained: bool, rows: &[&[u8]], scales: &[[f32; 2]]) -> Vec<u8> {
     let numbers = |bytes: &[u8]| {
         let mut row = vec![0.0; layout.shape.dim];
         decode(bytes, layout.dtype, &mut row);
         row
     };
+    let last = layout.layers - 1;
     let mut bytes = Vec::with_capacity(layout.slot_words() * 4);
     let scale = match (layout.mode, retained) {
-        (Mode::Anchor, _) => return lower.to_vec(),
-        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype => return upper.to_vec(),
+        (Mode::Anchor, _) => return rows[0].to_vec(),
+        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype => return rows[last].to_vec(),
         (Mode::Shared, true) => return bytes,
         (Mode::Compat, true) => {
-            encode(&numbers(upper), DType::F16, &mut bytes);
+            encode(&numbers(rows[last]), DType::F16, &mut bytes);
             return bytes;
         }
         (Mode::Shared, false) => 1.0,
-        (Mode::Compat, false) => measured.upper,
+        (Mode::Compat, false) => scales[last][0],
     };
-    let mix = |(a, b): (&f32, &f32)| scale * (measured.weight_lower * a + measured.weight_upper * b);
-    let direction: Vec<f32> = numbers(lower).iter().zip(&numbers(upper)).map(mix).collect();
+    let mut weighted = rows.iter().zip(scales).map(|(bytes, [_, weight])| {
+        numbers(bytes).into_iter().map(|x| weight * x).collect::<Vec<f32>>()
+    });
+    let mut direction = weighted.next().unwrap_or_default();
+    for row in weighted {
+        direction.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+    direction.iter_mut().for_each(|x| *x *= scale);
     encode(&direction, DType::F16, &mut bytes);
     bytes
 }
@@ -374,73 +378,4 @@ fn write_words(words: &mut [u32], start: usize, bytes: &[u8]) {
         whole[..chunk.len()].copy_from_slice(chunk);
         *word = u32::from_le_bytes(whole);
     }
-}
-
-/// Restores one layer of a folded pair in the element type it came in: raw rows bit for bit (but for [`Mode::Compat`]'s
-/// upper layer, which is f16), merged rows as `magnitude * direction`.
-///
-/// # Errors
-/// [`Error::Shape`](crate::Error::Shape) when a store or page does not fit the layout and totals.
-pub fn restore(folded: &Folded, which: Layer) -> Result<Tensor> {
-    let layout = folded.layout;
-    folded.check()?;
-    let mut bytes = Vec::with_capacity(layout.shape.bytes(layout.dtype));
-    layout.shape.iter_rows().for_each(|row| read_bytes(folded, row, which, &mut bytes));
-    Tensor::new(bytes, layout.dtype, layout.shape)
-}
-
-/// Appends the bytes of one restored row.
-pub(crate) fn read_bytes(
-    folded: &Folded,
-    (batch, head, token): (usize, usize, usize),
-    which: Layer,
-    bytes: &mut Vec<u8>,
-) {
-    let layout = &folded.layout;
-    match stored(folded, layout.page(batch, head, token), token % PAGE, which) {
-        Stored::Raw(words) => bytes.extend_from_slice(&row_bytes(words, layout, layout.dtype)),
-        Stored::Slot(words, magnitude) => {
-            let mut numbers = vec![0.0; layout.shape.dim];
-            decode(&row_bytes(words, layout, layout.slot_dtype()), layout.slot_dtype(), &mut numbers);
-            numbers.iter_mut().for_each(|x| *x *= magnitude);
-            encode(&numbers, layout.dtype, bytes);
-        }
-    }
-}
-
-/// A stored row of one layer.
-enum Stored<'a> {
-    /// In the input's type.
-    Raw(&'a [u32]),
-    /// In the slots' type, times a magnitude.
-    Slot(&'a [u32], f32),
-}
-
-/// Where row `row` of page `index` is stored for layer `which`.
-fn stored(folded: &Folded, index: usize, row: usize, which: Layer) -> Stored<'_> {
-    let (layout, page) = (&folded.layout, &folded.pages[index]);
-    if let Some(side) = side_row(layout, page, row, layout.page_rows(index), which) {
-        return Stored::Raw(&folded.side[side * layout.side_words()..(side + 1) * layout.side_words()]);
-    }
-    let slot = page.slots as usize + row;
-    let words = &folded.slots[slot * layout.slot_words()..(slot + 1) * layout.slot_words()];
-    let retained = page.retained >> row & 1 == 1;
-    let half =
-        |index: usize| f16::from_bits((folded.magnitudes[index / 2] >> (index % 2 * 16)) as u16).to_f32();
-    match (layout.mode, which) {
-        (Mode::Anchor, Layer::Lower) => Stored::Raw(words),
-        (Mode::Shared, _) if retained => Stored::Raw(words),
-        (Mode::Compat, _) if layout.slot_dtype() == layout.dtype => Stored::Raw(words),
-        (Mode::Shared, Layer::Lower) => Stored::Slot(words, half(2 * slot)),
-        (Mode::Shared, Layer::Upper) => Stored::Slot(words, half(2 * slot + 1)),
-        (Mode::Anchor, Layer::Upper) => Stored::Slot(words, half(slot)),
-        (Mode::Compat, _) => Stored::Slot(words, 1.0),
-    }
-}
-
-/// The bytes of a row of words, without what pads the last.
-fn row_bytes(words: &[u32], layout: &Layout, dtype: DType) -> Vec<u8> {
-    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.truncate(layout.shape.dim * dtype.size());
-    bytes
 }

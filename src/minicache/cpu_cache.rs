@@ -8,8 +8,8 @@ use super::cache::{
     Backing, CacheOptions, CacheReport, Decided, FoldRange, Ledger, OriginalAccounting, Verdict,
 };
 use super::config::Mode;
-use super::cpu::{self, fold_decided, join, retain_in, similarity, threshold};
-use super::folded::{Cut, Folded, Frame, Layer, Layout};
+use super::cpu::{self, Probe, join, retain_in, threshold};
+use super::folded::{Cut, Folded, Frame, Layer};
 use super::plan::LayerRole;
 use crate::attention::{AttendOptions, Geometry, attend_rows};
 use crate::cache::{LayerShape, Step};
@@ -48,7 +48,7 @@ impl CpuMiniCache {
     /// [`Error::Shape`](crate::Error::Shape) when plan and layers differ in number, or layers of one group in shape; [`Error::Range`](crate::Error::Range) on options,
     /// heads or dimensions out of range.
     pub fn new(layers: Vec<LayerShape>, plan: Vec<LayerRole>, options: CacheOptions) -> Result<Self> {
-        Ok(Self { ledger: Ledger::new(layers, plan, options, |_| Ok(RUN_TOKENS))? })
+        Ok(Self { ledger: Ledger::new(layers, plan, options, |_, _| Ok(RUN_TOKENS))? })
     }
 
     /// Number of layers.
@@ -159,14 +159,12 @@ impl CpuMiniCache {
             for part in 0..2 {
                 let rows = |layer| self.rows(layer, part).tensor(index, start..end);
                 let (lower, upper) = (rows(primary)?, rows(layer)?);
-                let (lower, upper) = (lower.view(), upper.view());
-                let layout = Layout::of(&lower, &upper, options.mode)?;
-                let measured = similarity(&lower, &upper, &options)?;
-                let cuts = threshold(&measured, &layout, &options);
-                let causes = cpu::retain(&measured, &cuts, &layout, &options);
-                let folded = fold_decided([&lower, &upper], &measured, &causes, layout, &options);
-                rebuilt.push(cpu::restore(&folded, Layer::Upper)?);
-                verdicts.push(Arc::new(Verdict::pack(&causes, &layout)));
+                let members = [lower.view(), upper.view()];
+                let probe = Probe::of(&members, &options)?;
+                let cuts = threshold(&probe.rows, &probe.layout, &options);
+                let causes = cpu::retain(&probe.rows, &cuts, &probe.layout, &options);
+                rebuilt.push(cpu::restore(&probe.fold(&members, &causes, &options), Layer::Upper)?);
+                verdicts.push(Arc::new(Verdict::pack(&causes, &probe.layout)));
             }
             let (Ok(verdicts), [keys, values]) = (verdicts.try_into(), rebuilt.as_slice()) else { continue };
             let sequence = self.ledger.sequence_mut(index)?;
@@ -221,15 +219,14 @@ impl CpuMiniCache {
         let mut all = Vec::new();
         let waiting = self.ledger.options.waits_for_prefill();
         for group in self.ledger.groups.iter().filter(|_| waiting) {
-            let &[lower, .., upper] = group.layers.as_slice() else { continue };
             let mut cuts = Vec::new();
             for part in 0..2 {
-                let rows = |layer| self.rows(layer, part).tensor(sequence, 0..tokens);
-                let (lower, upper) = (rows(lower)?, rows(upper)?);
-                let (lower, upper) = (lower.view(), upper.view());
+                let rows = |&layer: &usize| self.rows(layer, part).tensor(sequence, 0..tokens);
+                let members: Vec<Tensor> = group.layers.iter().map(rows).collect::<Result<_>>()?;
+                let members: Vec<TensorView<'_>> = members.iter().map(Tensor::view).collect();
                 let options = &self.ledger.options.merge;
-                let layout = Layout::of(&lower, &upper, options.mode)?;
-                let cut = threshold(&similarity(&lower, &upper, options)?, &layout, options);
+                let probe = Probe::of(&members, options)?;
+                let cut = threshold(&probe.rows, &probe.layout, options);
                 cuts.push(Arc::new(cut.first().copied().unwrap_or(Cut::NOTHING)));
             }
             all.push(cuts.try_into().ok());
@@ -262,25 +259,23 @@ impl CpuMiniCache {
         let frame = Frame { first: range.start, tokens: prefill };
         let state = self.ledger.state(range);
         let blocks = self.ledger.blocks(range);
-        let &[(lower, lower_at), (upper, upper_at)] = blocks.as_slice() else { return Ok(()) };
         let before = state.and_then(|state| state.joins(range.start, RUN_TOKENS));
         let (mut folds, mut verdicts) = (Vec::new(), Vec::new());
         for part in 0..2 {
-            let lower = lower.tensor(part, lower_at, range.tokens)?;
-            let upper = upper.tensor(part, upper_at, range.tokens)?;
-            let (lower, upper) = (lower.view(), upper.view());
-            let layout = Layout::of(&lower, &upper, options.mode)?;
-            let rows = similarity(&lower, &upper, &options)?;
+            let rows = |&(block, at): &(&Arc<HostBlock>, usize)| block.tensor(part, at, range.tokens);
+            let members: Vec<Tensor> = blocks.iter().map(rows).collect::<Result<_>>()?;
+            let members: Vec<TensorView<'_>> = members.iter().map(Tensor::view).collect();
+            let probe = Probe::of(&members, &options)?;
             let frozen = state.and_then(|state| state.cuts.as_ref()?.get(part).map(|cut| vec![**cut]));
-            let cuts = frozen.unwrap_or_else(|| threshold(&rows, &layout, &options));
-            let causes = retain_in(&rows, &cuts, &layout, &options, frame);
-            let folded = fold_decided([&lower, &upper], &rows, &causes, layout, &options);
+            let cuts = frozen.unwrap_or_else(|| threshold(&probe.rows, &probe.layout, &options));
+            let causes = retain_in(&probe.rows, &cuts, &probe.layout, &options, frame);
+            let folded = probe.fold(&members, &causes, &options);
             let folded = match before.and_then(|run| run.folds.get(part)) {
                 Some(before) => join(before, &folded)?,
                 None => folded,
             };
             folds.push(Arc::new(folded));
-            verdicts.push(Verdict::pack(&causes, &layout));
+            verdicts.push(Verdict::pack(&causes, &probe.layout));
         }
         if let (Ok(folds), Ok(verdicts)) = (folds.try_into(), verdicts.try_into()) {
             self.ledger.fold(range, folds, verdicts);

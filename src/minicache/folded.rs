@@ -11,6 +11,8 @@ use crate::tensor::{DType, Shape, TensorView};
 
 /// Tokens of a page.
 pub const PAGE: usize = 32;
+/// The most layers that are folded onto one direction.
+pub const MAX_GROUP: usize = 8;
 
 /// Which layer of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,9 +24,9 @@ pub enum Layer {
 }
 
 impl Layer {
-    /// The layer at this place of a pair.
-    pub(crate) const fn at(member: usize) -> Self {
-        if member == 0 { Self::Lower } else { Self::Upper }
+    /// Its place in the pair.
+    pub(crate) const fn member(self) -> usize {
+        self as usize
     }
 }
 
@@ -51,7 +53,7 @@ impl Page {
     }
 }
 
-/// Sizes of a folded pair of tensors, one of K or V.
+/// Sizes of a folded pair, or larger group, of tensors, one of K or V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Shape of each layer's tensor.
@@ -60,6 +62,8 @@ pub struct Layout {
     pub dtype: DType,
     /// How the pair is stored.
     pub mode: Mode,
+    /// Layers folded together: 2 for a pair.
+    pub layers: usize,
 }
 
 impl Layout {
@@ -70,14 +74,27 @@ impl Layout {
     /// element types differ, [`Error::Limit`] when rows or words do not fit 32-bit indices.
     pub fn new(lower: (Shape, DType), upper: (Shape, DType), mode: Mode) -> Result<Self> {
         upper.0.check_equal("upper layer", lower.0)?;
-        lower.0.check_dim("keys or values of a pair")?;
         if lower.1 != upper.1 {
             let (want, have) = (lower.1.to_string(), upper.1.to_string());
             return Err(Error::DType { what: "upper layer".to_owned(), want, have });
         }
-        let layout = Self { shape: lower.0, dtype: lower.1, mode };
-        // At most a slot of f16 and two raw rows of f32 for every row, a magnitude word, and the page table.
-        let row = layout.shape.dim.div_ceil(2) + 2 * layout.shape.dim + 1;
+        Self::group(lower.0, lower.1, mode, 2)
+    }
+
+    /// The layout of a group of `layers` tensors of one shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the head dimension is outside 1 to 512, [`Error::Range`] when there are fewer than 2 or more
+    /// than 8 layers, or more than 2 in [`Mode::Compat`], [`Error::Limit`] when rows or words do not fit 32-bit indices.
+    pub fn group(shape: Shape, dtype: DType, mode: Mode, layers: usize) -> Result<Self> {
+        shape.check_dim("keys or values of a pair")?;
+        let most = if mode == Mode::Compat { 2 } else { MAX_GROUP };
+        if !(2..=most).contains(&layers) {
+            return Err(Error::range("layers folded together", format!("2 to {most}"), layers));
+        }
+        let layout = Self { shape, dtype, mode, layers };
+        // At most a slot of f16 and a raw row of f32 for every layer's row, the magnitudes, and the page table.
+        let row = layout.shape.dim.div_ceil(2) + layers * (layout.shape.dim + 1);
         let words = layout.pages() as u64 * (PAGE * row + 3) as u64;
         if words > u64::from(u32::MAX) {
             return Err(Error::Limit { what: "32-bit word index", need: words, have: u64::from(u32::MAX) });
@@ -139,12 +156,12 @@ impl Layout {
         (self.shape.dim * self.dtype.size()).div_ceil(4)
     }
 
-    /// f16 magnitudes of one slot: both layers' (Shared), the ratio (Anchor) or none (Compat).
+    /// f16 magnitudes of one slot: every layer's (Shared), the upper layers' ratios (Anchor) or none (Compat).
     #[must_use]
     pub const fn magnitudes_per_slot(&self) -> usize {
         match self.mode {
-            Mode::Shared => 2,
-            Mode::Anchor => 1,
+            Mode::Shared => self.layers,
+            Mode::Anchor => self.layers - 1,
             Mode::Compat => 0,
         }
     }
@@ -153,6 +170,12 @@ impl Layout {
     #[must_use]
     pub fn reuses_slots(&self) -> bool {
         self.slot_dtype() == self.dtype || self.mode == Mode::Compat
+    }
+
+    /// Side rows of a retained row of a folded page: every layer's, but for one that sits in the slot.
+    #[must_use]
+    pub fn side_per_retained(&self) -> usize {
+        if self.reuses_slots() { self.layers - 1 } else { self.layers }
     }
 
     /// Slots of a folded page of `rows`: rounded up to even, so that two f16 magnitudes share a word.
@@ -166,15 +189,14 @@ impl Layout {
     pub fn page_side(&self, rows: usize, retained: usize) -> usize {
         match self.mode {
             Mode::Compat => rows,
-            _ if self.reuses_slots() => retained,
-            _ => 2 * retained,
+            _ => self.side_per_retained() * retained,
         }
     }
 
-    /// Bytes of the two input tensors.
+    /// Bytes of the input tensors.
     #[must_use]
     pub const fn bytes_before(&self) -> usize {
-        2 * self.shape.bytes(self.dtype)
+        self.layers * self.shape.bytes(self.dtype)
     }
 }
 
@@ -292,7 +314,7 @@ impl Folded {
         for (index, page) in self.pages.iter().enumerate() {
             let rows = layout.page_rows(index);
             let (slots, side) = if page.is_raw() {
-                (0, 2 * rows)
+                (0, layout.layers * rows)
             } else {
                 let retained = page.retained & u32::MAX.checked_shr(32 - rows as u32).unwrap_or(0);
                 (u64::from(page.slots) + rows as u64, layout.page_side(rows, retained.count_ones() as usize))
@@ -359,6 +381,14 @@ impl Frame {
         let token = self.first + token;
         if token < self.tokens { (head * self.tokens + token) as u32 } else { u32::MAX }
     }
+}
+
+/// A point on the arc between two directions means nothing for three.
+pub(crate) fn check_arc(options: &MergeOptions, layers: usize) -> Result<()> {
+    if options.mode == Mode::Shared && layers > 2 && options.slerp_t != 0.5 {
+        return Err(Error::range("slerp_t of a group of more than two", "0.5", options.slerp_t));
+    }
+    Ok(())
 }
 
 /// Checks what every merge needs and gives the layout.

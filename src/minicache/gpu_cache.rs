@@ -6,7 +6,6 @@ mod prefill;
 use std::collections::VecDeque;
 
 use super::cache::{CacheOptions, CacheReport, FoldRange, Held, Ledger, OriginalAccounting};
-use super::folded::Layer;
 use super::gpu::Ops;
 use super::plan::LayerRole;
 use crate::attention::gpu::{Ops as ExactOps, SegmentPasses};
@@ -57,9 +56,10 @@ impl MiniCache {
         options: CacheOptions,
     ) -> Result<Self> {
         let limit = gpu.caps().max_storage_buffer_binding_size.min(gpu.caps().max_buffer_size);
-        let run_tokens = |layer: &LayerShape| {
-            // Two raw rows a token at most, a magnitude word and a share of the page table.
-            let row = 2 * layer.key_dim.max(layer.value_dim).next_multiple_of(2) * layer.dtype.size() + 8;
+        let run_tokens = |layer: &LayerShape, layers: usize| {
+            // A raw row of every layer and token at most, or a slot with its magnitudes beside them, and the page table.
+            let dim = layer.key_dim.max(layer.value_dim).next_multiple_of(2);
+            let row = (layers * layer.dtype.size() + 2) * dim + 2 * layers + 2;
             let page = (32 * layer.kv_heads * row) as u64;
             match (limit / page) as usize {
                 0 => Err(Error::Limit { what: "bytes of one binding", need: page, have: limit }),
@@ -222,7 +222,7 @@ impl MiniCache {
                     Held::Folded(run, member) => {
                         let [keys, values] = &run.folds;
                         let folds = [&keys.buffers, &values.buffers];
-                        self.ops.attend(&mut recording, pass, queries, folds, Layer::at(*member))?;
+                        self.ops.attend(&mut recording, pass, queries, folds, *member)?;
                     }
                 }
             }
@@ -268,7 +268,7 @@ impl MiniCache {
                     }
                     Held::Folded(run, member) => {
                         let Some(fold) = run.folds.get(part) else { continue };
-                        self.ops.restore(&mut recording, &fold.buffers, Layer::at(member), &output)?;
+                        self.ops.restore(&mut recording, &fold.buffers, member, &output)?;
                     }
                 }
             }
@@ -287,9 +287,7 @@ impl MiniCache {
         self.fold_known(encoder)?;
         for range in self.ledger.ranges() {
             let mut recording = Recording::new(&self.gpu);
-            let Some(decided) = folds::decide(&mut recording, &self.ops, &self.ledger, &range)? else {
-                continue;
-            };
+            let decided = folds::decide(&mut recording, &self.gpu, &self.ops, &self.ledger, &range)?;
             let read_back = Verdicts::prepare(&self.gpu, &decided)?;
             recording.record(encoder);
             let verdicts = Verdicts::new(decided, read_back.record(encoder));

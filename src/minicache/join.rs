@@ -56,14 +56,13 @@ impl Joined {
 fn joined_layout(first: &Layout, second: &Layout) -> Result<Layout> {
     let same = Shape { tokens: first.shape.tokens, ..second.shape };
     same.check_equal("second folded pair", first.shape)?;
-    if first.dtype != second.dtype || first.mode != second.mode {
-        let kind = |layout: &Layout| format!("{} {:?}", layout.dtype, layout.mode);
+    let kind = |layout: &Layout| format!("{} {:?} of {} layers", layout.dtype, layout.mode, layout.layers);
+    if kind(first) != kind(second) {
         return Err(Error::shape("second folded pair", kind(first), kind(second)));
     }
     if !first.shape.tokens.is_multiple_of(PAGE) {
         return Err(Error::shape("first folded pair", "whole pages of 32 tokens", first.shape.tokens));
     }
     let tokens = first.shape.tokens + second.shape.tokens;
-    let pair = (Shape { tokens, ..first.shape }, first.dtype);
-    Layout::new(pair, pair, first.mode)
+    Layout::group(Shape { tokens, ..first.shape }, first.dtype, first.mode, first.layers)
 }

@@ -22,7 +22,7 @@ pub use cache::{CacheOptions, CacheReport, LayerReport, OriginalAccounting};
 pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
 pub use cpu::Row;
 pub use cpu_cache::CpuMiniCache;
-pub use folded::{Cut, Folded, Layer, Layout, PAGE, Page, Sections, Totals, order_key};
+pub use folded::{Cut, Folded, Layer, Layout, MAX_GROUP, PAGE, Page, Sections, Totals, order_key};
 #[cfg(feature = "gpu")]
 pub use gpu_cache::MiniCache;
 pub use plan::{LayerRole, Role, pair_layers_depth};

@@ -9,7 +9,7 @@ mod random;
 use kvfold::attention::{AttendOptions, exact};
 use kvfold::cache::LayerShape;
 use kvfold::minicache::{
-    CacheOptions, CacheReport, Layer, LayerRole, MergeOptions, Mode, Retention, Role, cpu, pair_layers_depth,
+    CacheOptions, CacheReport, LayerRole, MergeOptions, Mode, Retention, Role, cpu, pair_layers_depth,
 };
 use kvfold::{DType, Result, Shape, Tensor};
 pub use random::Random;
@@ -63,9 +63,17 @@ impl Model {
         self.sequences[sequence].layers.first().map_or(0, |layer| layer[0].len() / self.shape.kv_heads)
     }
 
-    fn pairs(&self) -> Vec<[usize; 2]> {
-        let merged = self.plan.iter().enumerate().filter(|(_, role)| role.role == Role::Merge);
-        merged.map(|(layer, _)| [layer - 1, layer]).collect()
+    /// Layers that are folded together.
+    fn groups(&self) -> Vec<Vec<usize>> {
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for (layer, role) in self.plan.iter().enumerate() {
+            match role.role {
+                Role::Primary => groups.push(vec![layer]),
+                Role::Merge => groups.last_mut().unwrap().push(layer),
+            }
+        }
+        groups.retain(|group| group.len() > 1);
+        groups
     }
 
     fn add(&mut self) {
@@ -110,20 +118,25 @@ impl Model {
             let end = self.len(sequence).saturating_sub(self.options.recent);
             while self.sequences[sequence].folded + PAGE <= end {
                 let from = self.sequences[sequence].folded;
-                for (pair, part) in self.pairs().into_iter().flat_map(|pair| [(pair, 0), (pair, 1)]) {
-                    self.fold_page(sequence, pair, part, from);
+                for group in self.groups() {
+                    (0..2).for_each(|part| self.fold_page(sequence, &group, part, from));
                 }
                 self.sequences[sequence].folded += PAGE;
             }
         }
     }
 
-    fn fold_page(&mut self, sequence: usize, pair: [usize; 2], part: usize, from: usize) {
-        let [lower, upper] = pair.map(|layer| self.tensor(sequence, layer, part, from, from + PAGE));
+    fn fold_page(&mut self, sequence: usize, group: &[usize], part: usize, from: usize) {
+        let rows = |&layer: &usize| self.tensor(sequence, layer, part, from, from + PAGE);
+        let members: Vec<Tensor> = group.iter().map(rows).collect();
+        let members: Vec<_> = members.iter().map(Tensor::view).collect();
         let options = self.options.merge.clone().first_position(from as u32);
-        let folded = cpu::merge(&lower.view(), &upper.view(), &options).unwrap();
-        for (layer, which) in pair.into_iter().zip([Layer::Lower, Layer::Upper]) {
-            let restored = cpu::restore(&folded, which).unwrap();
+        let folded = match members.as_slice() {
+            [lower, upper] => cpu::merge(lower, upper, &options).unwrap(),
+            _ => cpu::group_merge(&members, &options).unwrap(),
+        };
+        for (member, &layer) in group.iter().enumerate() {
+            let restored = cpu::restore_member(&folded, member).unwrap();
             for (_, head, token) in restored.shape().iter_rows() {
                 let place = (from + token) * self.shape.kv_heads + head;
                 let row = &mut self.sequences[sequence].layers[layer][part][place];
@@ -193,7 +206,9 @@ pub fn made_up(random: &mut Random) -> Model {
     let retention = any(random, &[Retention::Cosine(0.9), Retention::Never]);
     let merge = MergeOptions::default().mode(mode).retention(retention).sinks(any(random, &[0, 4, 40]));
     let options = CacheOptions::default().merge(merge).recent(any(random, &[0, 0, 7, 40]));
-    Model::new(shape, pair_layers_depth(3, 0.4, 2).unwrap(), options)
+    // Layers alone, in pairs, and in groups of three with a pair left over.
+    let plan = any(random, &[(3, 0.4, 2), (6, 0.2, 3)]);
+    Model::new(shape, pair_layers_depth(plan.0, plan.1, plan.2).unwrap(), options)
 }
 
 /// One thing that can happen to a cache.
@@ -269,7 +284,7 @@ pub fn check(
     let tokens: usize = (0..model.sequences()).map(|s| model.len(s)).sum();
     for layer in 0..model.plan.len() {
         let context = format!("{context}, layer {layer}");
-        let alone = !model.pairs().iter().any(|pair| pair.contains(&layer));
+        let alone = !model.groups().iter().any(|group| group.contains(&layer));
         assert_eq!(report.layers[layer].tokens, tokens, "{context}");
         let part = &report.layers[layer];
         if !alone {

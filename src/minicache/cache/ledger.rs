@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::super::config::Mode;
-use super::super::folded::PAGE;
+use super::super::folded::{Layout, PAGE, check_arc};
 use super::super::plan::{LayerRole, Role};
 use super::sequence::{Backing, GroupState, Held, Run, Sequence};
 use super::{CacheOptions, Verdict};
 use crate::cache::tail::{MakeBlock, Tail, Write};
 use crate::cache::{LayerShape, RowsView, Segment, Step};
 use crate::error::{Error, Result};
+use crate::tensor::Shape;
 
 /// Layers that are folded together, lowest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,12 +54,13 @@ pub(crate) struct Ledger<S: Backing> {
 }
 
 impl<S: Backing> Ledger<S> {
-    /// A ledger of no sequence. `run_tokens` says how many tokens one run of a group of such layers may hold.
+    /// A ledger of no sequence. `run_tokens` says how many tokens one run of a group of so many such
+    /// layers may hold.
     pub(crate) fn new(
         layers: Vec<LayerShape>,
         plan: Vec<LayerRole>,
         options: CacheOptions,
-        run_tokens: impl Fn(&LayerShape) -> Result<usize>,
+        run_tokens: impl Fn(&LayerShape, usize) -> Result<usize>,
     ) -> Result<Self> {
         options.validate()?;
         if plan.len() != layers.len() {
@@ -66,9 +68,9 @@ impl<S: Backing> Ledger<S> {
         }
         layers.iter().try_for_each(LayerShape::check)?;
         let mut groups: Vec<Group> = Vec::new();
-        for (layer, (role, shape)) in plan.iter().zip(&layers).enumerate() {
+        for (layer, role) in plan.iter().enumerate() {
             if role.role == Role::Primary {
-                groups.push(Group { layers: vec![layer], run_tokens: run_tokens(shape)? });
+                groups.push(Group { layers: vec![layer], run_tokens: 0 });
                 continue;
             }
             let joined = layer.checked_sub(1).and_then(|below| plan.get(below)).map(|below| below.group);
@@ -79,6 +81,15 @@ impl<S: Backing> Ledger<S> {
             group.layers.push(layer);
         }
         groups.retain(|group| group.layers.len() > 1);
+        for group in &mut groups {
+            check_arc(&options.merge, group.layers.len())?;
+            let Some(shape) = group.layers.first().and_then(|&layer| layers.get(layer)) else { continue };
+            group.run_tokens = run_tokens(shape, group.layers.len())?;
+            let page = Shape::new(1, shape.kv_heads, PAGE, shape.key_dim.max(shape.value_dim))?;
+            let mode = options.merge.mode;
+            let members = if mode == Mode::Compat { 2 } else { group.layers.len() };
+            Layout::group(page, shape.dtype, mode, members)?;
+        }
         let ledger = Self { layers, plan, groups, options, sequences: Vec::new() };
         ledger.check_groups()?;
         Ok(ledger)

@@ -30,14 +30,14 @@ pub fn attend(
         let (want, have) = (keys.layout.dtype.to_string(), values.layout.dtype.to_string());
         return Err(Error::DType { what: "folded values".to_owned(), want, have });
     }
-    let rows = |folded| FoldedRows { folded, which };
+    let rows = |folded| FoldedRows { folded, member: which.member() };
     attend_rows(g, queries, &rows(keys), &rows(values), lengths, options)
 }
 
 /// Rows of one layer of a folded pair.
 struct FoldedRows<'a> {
     folded: &'a Folded,
-    which: Layer,
+    member: usize,
 }
 
 impl Rows for FoldedRows<'_> {
@@ -46,7 +46,7 @@ impl Rows for FoldedRows<'_> {
     }
 
     fn read(&self, batch: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32> {
-        read_row(self.folded, (batch, head, token), self.which, row)
+        read_row(self.folded, (batch, head, token), self.member, row)
     }
 }
 
@@ -54,12 +54,12 @@ impl Rows for FoldedRows<'_> {
 pub(crate) fn read_row(
     folded: &Folded,
     (batch, head, token): (usize, usize, usize),
-    which: Layer,
+    member: usize,
     row: &mut [f32],
 ) -> Option<f32> {
     let layout = &folded.layout;
     let (words, dtype, magnitude) =
-        match stored(folded, layout.page(batch, head, token), token % PAGE, which) {
+        match stored(folded, layout.page(batch, head, token), token % PAGE, member) {
             Stored::Raw(words) => (words, layout.dtype, 1.0),
             Stored::Slot(words, magnitude) => (words, layout.slot_dtype(), magnitude),
         };

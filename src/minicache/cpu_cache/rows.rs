@@ -5,7 +5,6 @@ use std::sync::{PoisonError, RwLock};
 
 use super::super::cache::{Held, Ledger};
 use super::super::cpu::{read_bytes, read_row};
-use super::super::folded::Layer;
 use super::Host;
 use crate::attention::Rows;
 use crate::cache::tail::{Block, MakeBlock, Write};
@@ -158,7 +157,7 @@ impl<'a> LayerRows<'a> {
             }
             Some((Held::Folded(run, member), row)) => {
                 if let Some(fold) = run.folds.get(self.part) {
-                    read_bytes(fold, (0, head, row), Layer::at(*member), bytes);
+                    read_bytes(fold, (0, head, row), *member, bytes);
                 }
             }
             None => bytes.resize(bytes.len() + self.width() * self.shape.dtype.size(), 0),
@@ -204,7 +203,7 @@ impl Rows for LayerRows<'_> {
                 None
             }
             (Held::Folded(run, member), index) => {
-                read_row(run.folds.get(self.part)?, (0, head, index), Layer::at(*member), row)
+                read_row(run.folds.get(self.part)?, (0, head, index), *member, row)
             }
         }
     }

@@ -15,12 +15,25 @@ pub struct Rows {
     pub(super) buffer: wgpu::Buffer,
 }
 
-/// Measured and decided rows of a pair, laid out as pages.
+/// The rows that are folded.
+#[derive(Debug)]
+pub(super) enum Source {
+    Pair {
+        lower: KvView,
+        upper: KvView,
+    },
+    /// `[layers, heads, tokens, dim]`, and of every row each layer's norm and weight.
+    Group {
+        layers: KvView,
+        scales: wgpu::Buffer,
+    },
+}
+
+/// Measured and decided rows of a pair or a group, laid out as pages.
 #[derive(Debug)]
 pub(in crate::minicache) struct Decided {
     pub(super) rows: Rows,
-    pub(super) lower: KvView,
-    pub(super) upper: KvView,
+    pub(super) source: Source,
     /// The page table.
     pub(in crate::minicache) pages: wgpu::Buffer,
     /// Counts by cause, and sizes.

@@ -117,7 +117,7 @@ impl Ops {
             return Err(Error::DType { what: "restored layer".to_owned(), want, have });
         }
         let mut recording = Recording::new(&self.gpu);
-        self.restore(&mut recording, folded, which, output)?;
+        self.restore(&mut recording, folded, which.member(), output)?;
         recording.record(encoder);
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Ops {
         let pass = Pass::new(&self.gpu, geometry, value_dim, lengths, options)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            self.attend(&mut recording, &pass, queries, [keys, values], which)?;
+            self.attend(&mut recording, &pass, queries, [keys, values], which.member())?;
             pass.combine(&mut recording, &self.gpu, options, output)?;
         }
         recording.record(encoder);

@@ -83,3 +83,24 @@ pub(super) struct AttendParams {
     pub(super) layer: u32,
     pub(super) padding: u32,
 }
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct GroupSimilarityParams {
+    pub(super) rows: u32,
+    pub(super) tokens: u32,
+    pub(super) heads: u32,
+    pub(super) padding: u32,
+    pub(super) source: [u32; 4],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct GroupMergeParams {
+    pub(super) pages: u32,
+    pub(super) pages_per_head: u32,
+    pub(super) tokens: u32,
+    pub(super) padding: u32,
+    pub(super) sections: Sections,
+    pub(super) source: [u32; 4],
+}

@@ -1,19 +1,20 @@
 //! The recorders: each records the kernel of the same name in `shaders/minicache/`.
 
+use super::super::cache::CAUSE_WORDS;
 use super::super::config::{MergeOptions, Retention};
-use super::super::folded::{Cut, Frame, Layer, Layout, PAGE, Page, Totals, check_merge};
-use super::buffers::{Decided, FoldedBuffers, Rows};
+use super::super::folded::{Cut, Frame, Layout, PAGE, Page, Totals, check_merge};
+use super::buffers::{Decided, FoldedBuffers, Rows, Source};
 use super::params::{
-    ArrangeParams, AttendParams, MergeParams, RestoreParams, RetainParams, SimilarityParams, ThresholdParams,
+    ArrangeParams, AttendParams, GroupMergeParams, GroupSimilarityParams, MergeParams, RestoreParams, RetainParams, SimilarityParams, ThresholdParams,
 };
 use super::variants::{
-    arrange_variant, attend_variant, retain_variant, similarity_variant, store_variant, threshold_variant,
+    arrange_variant, attend_variant, group_similarity_variant, retain_variant, similarity_variant, store_variant, threshold_variant,
 };
 use super::{LANES, Ops, ROW_BYTES, STATUS_BYTES, bind_pair};
-use super::super::cache::CAUSE_WORDS;
 use crate::attention::gpu::Pass;
 use crate::error::Result;
 use crate::gpu::{Dispatch, Kernel, KvView, Recording, ViewUse, Window, index32};
+use crate::tensor::{Shape, checked_bytes};
 
 impl Ops {
     /// Measures and decides every row of a pair, by `frozen` verdicts of other rows where there are any.
@@ -26,6 +27,32 @@ impl Ops {
     ) -> Result<Decided> {
         let layout = check_merge((lower.shape(), lower.dtype()), (upper.shape(), upper.dtype()), options)?;
         let rows = self.similarity(recording, &layout, lower, upper, options)?;
+        let source = Source::Pair { lower: lower.clone(), upper: upper.clone() };
+        self.decide_rows(recording, rows, source, options, frozen)
+    }
+
+    /// Measures and decides every row of a group: `layers` are `[layers, heads, tokens, dim]`, rows at whole words.
+    pub(in crate::minicache) fn decide_group(
+        &self,
+        recording: &mut Recording<'_>,
+        layers: &KvView,
+        options: &MergeOptions,
+        frozen: Option<(&wgpu::Buffer, Frame)>,
+    ) -> Result<Decided> {
+        let (rows, scales) = self.group_similarity(recording, layers, options)?;
+        let source = Source::Group { layers: layers.clone(), scales };
+        self.decide_rows(recording, rows, source, options, frozen)
+    }
+
+    fn decide_rows(
+        &self,
+        recording: &mut Recording<'_>,
+        rows: Rows,
+        source: Source,
+        options: &MergeOptions,
+        frozen: Option<(&wgpu::Buffer, Frame)>,
+    ) -> Result<Decided> {
+        let layout = rows.layout;
         let frame = frozen.map_or(Frame { first: 0, tokens: layout.shape.tokens }, |(_, frame)| frame);
         let cuts = match frozen {
             Some((cuts, _)) => cuts.clone(),
@@ -34,8 +61,7 @@ impl Ops {
         let pages = layout.pages() as u64;
         let decided = Decided {
             rows,
-            lower: lower.clone(),
-            upper: upper.clone(),
+            source,
             pages: self.gpu.storage("page table", pages * size_of::<Page>() as u64)?,
             status: self.gpu.storage("status", STATUS_BYTES)?,
             causes: self.gpu.storage("causes", pages * (CAUSE_WORDS * 4) as u64)?,
@@ -44,6 +70,38 @@ impl Ops {
         self.retain(recording, &decided, &cuts, &bitmaps, options, frame)?;
         self.arrange(recording, &decided, &bitmaps, options)?;
         Ok(decided)
+    }
+
+    /// Rows of a group, and of every row each layer's norm and weight.
+    pub(in crate::minicache) fn group_similarity(
+        &self,
+        recording: &mut Recording<'_>,
+        layers: &KvView,
+        options: &MergeOptions,
+    ) -> Result<(Rows, wgpu::Buffer)> {
+        options.validate()?;
+        let count = layers.shape().batch;
+        let shape = Shape { batch: 1, ..layers.shape() };
+        let layout = Layout::group(shape, layers.dtype(), options.mode, count)?;
+        let buffer = self.gpu.storage("rows", shape.rows() as u64 * ROW_BYTES)?;
+        let scales = checked_bytes("row scales", &[shape.rows(), count, 2], 4)?;
+        let scales = self.gpu.storage("row scales", scales as u64)?;
+        let rows = Rows { gpu: self.gpu.clone(), layout, buffer };
+        let source = layers.bind("layers of a group", ViewUse::Read, &self.gpu)?;
+        let variant = group_similarity_variant(&layout).with_subgroups(self.gpu.caps().shuffle_width());
+        recording.add(Dispatch {
+            workgroups: (shape.rows() as u64).div_ceil(u64::from(variant.workgroup() / LANES)),
+            variant,
+            params: GroupSimilarityParams {
+                rows: index32(shape.rows())?,
+                tokens: index32(shape.tokens)?,
+                heads: index32(shape.heads)?,
+                padding: 0,
+                source: source.layout,
+            },
+            buffers: &[(&source).into(), Window::whole(&rows.buffer), Window::whole(&scales)],
+        })?;
+        Ok((rows, scales))
     }
 
     pub(in crate::minicache) fn similarity(
@@ -174,19 +232,35 @@ impl Ops {
         if bytes == 0 {
             return Ok(FoldedBuffers { layout, totals, store: None });
         }
-        let store = self.gpu.storage("folded pair", bytes)?;
-        let (lower, upper) = bind_pair(&decided.lower, &decided.upper, &self.gpu)?;
+        let folded = FoldedBuffers { layout, totals, store: Some(self.gpu.storage("folded pair", bytes)?) };
+        match &decided.source {
+            Source::Pair { lower, upper } => self.merge_pair(recording, decided, [lower, upper], &folded)?,
+            Source::Group { layers, scales } => {
+                self.group_merge(recording, decided, layers, scales, &folded)?;
+            }
+        }
+        Ok(folded)
+    }
+
+    fn merge_pair(
+        &self,
+        recording: &mut Recording<'_>,
+        decided: &Decided,
+        [lower, upper]: [&KvView; 2],
+        folded: &FoldedBuffers,
+    ) -> Result<()> {
+        let (layout, Some(store)) = (folded.layout, &folded.store) else { return Ok(()) };
+        let (lower, upper) = bind_pair(lower, upper, &self.gpu)?;
         let variant = store_variant(Kernel::Merge, &layout);
-        let pairs = (layout.pages() * PAGE * layout.shape.dim.div_ceil(2)) as u64;
         recording.add(Dispatch {
-            workgroups: pairs.div_ceil(u64::from(variant.workgroup())),
+            workgroups: channel_pairs(&layout).div_ceil(u64::from(variant.workgroup())),
             variant,
             params: MergeParams {
                 pages: layout.pages() as u32,
                 pages_per_head: layout.pages_per_head() as u32,
                 tokens: layout.shape.tokens as u32,
                 heads: layout.shape.heads as u32,
-                sections: totals.sections(&layout),
+                sections: folded.totals.sections(&layout),
                 lower: lower.layout,
                 upper: upper.layout,
             },
@@ -195,10 +269,40 @@ impl Ops {
                 (&upper).into(),
                 Window::whole(&decided.rows.buffer),
                 Window::whole(&decided.pages),
-                Window::whole(&store),
+                Window::whole(store),
             ],
-        })?;
-        Ok(FoldedBuffers { layout, totals, store: Some(store) })
+        })
+    }
+
+    fn group_merge(
+        &self,
+        recording: &mut Recording<'_>,
+        decided: &Decided,
+        layers: &KvView,
+        scales: &wgpu::Buffer,
+        folded: &FoldedBuffers,
+    ) -> Result<()> {
+        let (layout, Some(store)) = (folded.layout, &folded.store) else { return Ok(()) };
+        let source = layers.bind("layers of a group", ViewUse::Read, &self.gpu)?;
+        let variant = store_variant(Kernel::GroupMerge, &layout);
+        recording.add(Dispatch {
+            workgroups: channel_pairs(&layout).div_ceil(u64::from(variant.workgroup())),
+            variant,
+            params: GroupMergeParams {
+                pages: layout.pages() as u32,
+                pages_per_head: layout.pages_per_head() as u32,
+                tokens: layout.shape.tokens as u32,
+                padding: 0,
+                sections: folded.totals.sections(&layout),
+                source: source.layout,
+            },
+            buffers: &[
+                (&source).into(),
+                Window::whole(scales),
+                Window::whole(&decided.pages),
+                Window::whole(store),
+            ],
+        })
     }
 
     /// Attention of one layer over one pass's store; nothing where it holds nothing.
@@ -208,7 +312,7 @@ impl Ops {
         pass: &Pass,
         queries: &KvView,
         [keys, values]: [&FoldedBuffers; 2],
-        which: Layer,
+        member: usize,
     ) -> Result<()> {
         let (Some(key_store), Some(value_store)) = (&keys.store, &values.store) else { return Ok(()) };
         let query = queries.bind("queries", ViewUse::Read, &self.gpu)?;
@@ -222,7 +326,7 @@ impl Ops {
                 values: values.totals.sections(&values.layout),
                 pages_per_head: keys.layout.pages_per_head() as u32,
                 stored: keys.layout.shape.tokens as u32,
-                layer: u32::from(which == Layer::Upper),
+                layer: member as u32,
                 padding: 0,
             },
             buffers: &[
@@ -240,7 +344,7 @@ impl Ops {
         &self,
         recording: &mut Recording<'_>,
         folded: &FoldedBuffers,
-        which: Layer,
+        member: usize,
         output: &KvView,
     ) -> Result<()> {
         let layout = folded.layout;
@@ -255,10 +359,15 @@ impl Ops {
                 sections: folded.totals.sections(&layout),
                 pages_per_head: layout.pages_per_head() as u32,
                 stored: layout.shape.tokens as u32,
-                layer: u32::from(which == Layer::Upper),
+                layer: member as u32,
                 padding: 0,
             },
             buffers: &[Window::whole(store), output],
         })
     }
+}
+
+/// Invocations of a kernel that takes a channel pair of a row each.
+fn channel_pairs(layout: &Layout) -> u64 {
+    (layout.pages() * PAGE * layout.shape.dim.div_ceil(2)) as u64
 }

@@ -20,7 +20,7 @@ pub(super) fn similarity_variant(layout: &Layout, aligned: bool) -> Variant {
         mode_constants(layout.mode),
     ];
     let modules =
-        [Module::Float, Module::Load(layout.dtype), Module::Pair, Module::MiniCacheRow, Module::Slerp];
+        [Module::Float, Module::Load(layout.dtype), Module::Pair, Module::MiniCacheRow, Module::MiniCacheMeasure, Module::Slerp];
     Variant::new(Kernel::Similarity, &modules, &constants)
 }
 
@@ -38,31 +38,50 @@ pub(super) fn retain_variant(mode: Mode) -> Variant {
     Variant::new(Kernel::Retain, &[Module::Float, Module::MiniCacheRow], &constants)
 }
 
-fn side_per_retained(layout: &Layout) -> Const {
-    Const::U32("SIDE_PER_RETAINED", if layout.reuses_slots() { 1 } else { 2 })
+/// Layers folded together, and side rows of a retained row of them.
+fn layer_constants(layout: &Layout) -> [Const; 2] {
+    [
+        Const::U32("LAYERS", layout.layers as u32),
+        Const::U32("SIDE_PER_RETAINED", layout.side_per_retained() as u32),
+    ]
 }
 
 pub(super) fn arrange_variant(layout: &Layout) -> Variant {
-    let constants = [
-        page_constant(),
-        Const::U32("TOTALS_AT", TOTALS_AT),
-        side_per_retained(layout),
-        mode_constants(layout.mode),
-    ];
+    let [layers, side] = layer_constants(layout);
+    let constants =
+        [page_constant(), Const::U32("TOTALS_AT", TOTALS_AT), layers, side, mode_constants(layout.mode)];
     Variant::new(Kernel::Arrange, &[Module::MiniCacheRow], &constants)
 }
 
-/// `merge` and `restore`, which write and read a store.
-pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
+pub(super) fn group_similarity_variant(layout: &Layout) -> Variant {
     let constants = [
+        Const::U32("HEAD_DIM", layout.shape.dim as u32),
+        Const::U32("LANES", LANES),
+        Const::U32("LAYERS", layout.layers as u32),
+        Const::F32("DTYPE_MAX", layout.dtype.largest().to_bits()),
+        mode_constants(layout.mode),
+    ];
+    let load = [Module::Float, Module::Load(layout.dtype), Module::Pair];
+    let modules = [&load[..], &[Module::MiniCacheRow, Module::MiniCacheMeasure, Module::Slerp]].concat();
+    Variant::new(Kernel::GroupSimilarity, &modules, &constants)
+}
+
+/// `merge`, `group_merge` and `restore`, which write and read a store.
+pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
+    let [layers, side] = layer_constants(layout);
+    let mut constants = vec![
         page_constant(),
         Const::U32("HEAD_DIM", layout.shape.dim as u32),
         Const::U32("SLOT_WORDS", layout.slot_words() as u32),
         Const::U32("SIDE_WORDS", layout.side_words() as u32),
         Const::Bool("SLOT_IS_INPUT", layout.slot_dtype() == layout.dtype),
-        side_per_retained(layout),
+        layers,
+        side,
         mode_constants(layout.mode),
     ];
+    if kernel == Kernel::GroupMerge {
+        constants.push(Const::U32("MAGNITUDES", layout.magnitudes_per_slot() as u32));
+    }
     let modules = [
         Module::Float,
         Module::Load(layout.dtype),
@@ -71,7 +90,7 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
         Module::MiniCachePage,
     ];
     let output: &[Module] =
-        if kernel == Kernel::Restore { &[Module::MiniCacheStored, Module::Output] } else { &[] };
+        if kernel == Kernel::Restore { &[Module::MiniCacheStored, Module::Output] } else { &[Module::MiniCacheWrite] };
     Variant::new(kernel, &[&modules, output].concat(), &constants)
 }
 
@@ -87,9 +106,9 @@ pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) ->
         Const::U32("VALUE_SIDE_WORDS", values.side_words() as u32),
         Const::U32("QUERY_DTYPE", queries as u32),
         Const::Bool("SLOT_IS_INPUT", keys.slot_dtype() == keys.dtype),
-        side_per_retained(keys),
         mode_constants(keys.mode),
     ];
+    constants.extend(layer_constants(keys));
     constants.extend(flash_constants(value_dim));
     let stored = [Module::Float, Module::Load(keys.dtype), Module::Bits(keys.dtype), Module::Pair];
     let folded = [Module::MiniCacheRow, Module::MiniCachePage, Module::MiniCacheStored];
@@ -108,9 +127,18 @@ pub(crate) fn variants() -> Vec<Variant> {
         .flat_map(|(dim, dtype)| modes.map(|mode| (dim, dtype, mode)))
     {
         let shape = Shape { batch: 1, heads: 1, tokens: PAGE, dim };
-        let layout = Layout { shape, dtype, mode };
+        let layout = Layout { shape, dtype, mode, layers: 2 };
         variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
         variants.push(arrange_variant(&layout));
+        for layers in [3, 8].into_iter().filter(|_| mode != Mode::Compat) {
+            let layout = Layout { layers, ..layout };
+            variants.extend(
+                [Kernel::GroupMerge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)),
+            );
+            variants.push(arrange_variant(&layout));
+            let widths = [None, Some(8), Some(32)];
+            variants.extend(widths.map(|width| group_similarity_variant(&layout).with_subgroups(width)));
+        }
         for queries in [dtype, DType::F32] {
             let variant = attend_variant(&layout, dim, queries);
             variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));

@@ -7,8 +7,9 @@ use super::super::folded::{Frame, Layout, Page, Sections, Totals};
 use super::super::gpu::{Decided, FoldedBuffers, Ops, parse_totals};
 use super::super::join::{Joined, Outline};
 use crate::error::{Error, Result};
-use crate::gpu::block::RawBlock;
-use crate::gpu::{Gpu, ReadBack, ReadBackPrepared, Recording, words};
+use crate::gpu::block::{RawBlock, copy};
+use crate::gpu::{Gpu, KvView, ReadBack, ReadBackPrepared, Recording, words};
+use crate::tensor::{Shape, Strides, checked_bytes};
 
 /// Rows on a device.
 #[derive(Debug)]
@@ -114,23 +115,45 @@ impl Verdicts {
 /// Decides the rows of a range, keys and values, by frozen verdicts where there are any.
 pub(super) fn decide(
     recording: &mut Recording<'_>,
+    gpu: &Gpu,
     ops: &Ops,
     ledger: &Ledger<Device>,
     range: &FoldRange,
-) -> Result<Option<[Decided; 2]>> {
+) -> Result<[Decided; 2]> {
     let options = ledger.options.merge_at(range.start);
     let prefill = ledger.sequence(range.sequence)?.prefill.unwrap_or(0);
     let frame = Frame { first: range.start, tokens: prefill };
     let cuts = ledger.state(range).and_then(|state| state.cuts.as_ref());
     let blocks = ledger.blocks(range);
-    let &[(lower, lower_at), (upper, upper_at)] = blocks.as_slice() else { return Ok(None) };
-    let [lower_keys, lower_values] = lower.views(lower_at, range.tokens);
-    let [upper_keys, upper_values] = upper.views(upper_at, range.tokens);
-    let mut decide = |part: usize, pair| {
+    let mut decide = |part: usize| {
+        let views = blocks.iter().filter_map(|&(block, at)| block.views(at, range.tokens).into_iter().nth(part));
+        let views: Vec<KvView> = views.collect();
         let frozen = cuts.and_then(|cuts| cuts.get(part)).map(|cut| (cut.as_ref(), frame));
-        ops.decide(recording, pair, &options, frozen)
+        match views.as_slice() {
+            [lower, upper] => ops.decide(recording, [lower, upper], &options, frozen),
+            _ => {
+                let stacked = stack(recording, gpu, &views)?;
+                ops.decide_group(recording, &stacked, &options, frozen)
+            }
+        }
     };
-    Ok(Some([decide(0, [&lower_keys, &upper_keys])?, decide(1, [&lower_values, &upper_values])?]))
+    Ok([decide(0)?, decide(1)?])
+}
+
+/// Copies the rows of several layers into one tensor `[layers, heads, tokens, dim]`, every row at a whole word.
+pub(super) fn stack(recording: &mut Recording<'_>, gpu: &Gpu, views: &[KvView]) -> Result<KvView> {
+    let first = views.first().ok_or_else(|| Error::range("layers folded together", "2 or more", 0))?;
+    let (shape, dtype) = (Shape { batch: views.len(), ..first.shape() }, first.dtype());
+    let pitch = shape.dim.next_multiple_of(4 / dtype.size());
+    let bytes = checked_bytes("layers of a group", &[shape.rows(), pitch], dtype.size())?;
+    let buffer = gpu.storage("layers of a group", bytes as u64)?;
+    let heads = shape.tokens * pitch;
+    let strides = Strides { batch: shape.heads * heads, heads, tokens: pitch };
+    let stacked = KvView::new(&buffer, dtype, shape).strides(strides);
+    for (layer, view) in views.iter().enumerate() {
+        copy(recording, gpu, view, &stacked.part(layer, 0, shape.tokens))?;
+    }
+    Ok(stacked)
 }
 
 /// Copies within the encoder, prepared.

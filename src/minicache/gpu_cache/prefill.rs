@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::super::folded::Layout;
 use super::super::gpu::{ROW_BYTES, Rows};
 use super::MiniCache;
-use crate::cache::tail::{Piece, Tail};
+use super::folds::stack;
+use crate::cache::tail::Tail;
 use crate::error::Result;
 use crate::gpu::block::RawBlock;
 use crate::gpu::{Gpu, KvView, Recording};
@@ -26,10 +27,8 @@ impl MiniCache {
         let mut gathers = Vec::new();
         let mut all = Vec::new();
         for group in self.ledger.groups.iter().filter(|_| waiting) {
-            let &[lower, .., upper] = group.layers.as_slice() else { continue };
             let mut cut = |part: usize| {
-                let pair = [lower, upper];
-                let gather = self.measure(&mut measures, sequence, pair, part, tokens)?;
+                let gather = self.measure(&mut measures, sequence, &group.layers, part, tokens)?;
                 let cuts = self.ops.threshold(&mut rules, &gather.rows, &self.ledger.options.merge)?;
                 Ok::<_, crate::Error>((gather, Arc::new(cuts)))
             };
@@ -48,33 +47,36 @@ impl MiniCache {
         &self,
         recording: &mut Recording<'_>,
         sequence: usize,
-        [lower, upper]: [usize; 2],
+        layers: &[usize],
         part: usize,
         tokens: usize,
     ) -> Result<Gather> {
-        let shape = self.ledger.shape(lower)?;
-        let dims = shape.dims();
-        let dim = dims.get(part).copied().unwrap_or(shape.key_dim);
+        let shape = self.ledger.shape(layers.first().copied().unwrap_or_default())?;
+        let dim = shape.dims().get(part).copied().unwrap_or(shape.key_dim);
         let whole = Shape::new(1, shape.kv_heads, tokens, dim)?;
         let options = &self.ledger.options.merge;
-        let layout = Layout::new((whole, shape.dtype), (whole, shape.dtype), options.mode)?;
+        let layout = Layout::group(whole, shape.dtype, options.mode, layers.len())?;
         let mut gather = Gather::new(&self.gpu, layout)?;
         let state = self.ledger.sequence(sequence)?;
-        let (Some(lower), Some(upper)) = (state.tails.get(lower), state.tails.get(upper)) else {
-            return Ok(gather);
-        };
+        let tails: Vec<&Tail<RawBlock>> = layers.iter().filter_map(|&layer| state.tails.get(layer)).collect();
         let mut start = 0;
         while start < tokens {
-            let next = |tail: &Tail<RawBlock>| -> Option<(usize, KvView)> {
-                let Piece { rows, at, tokens, .. } = tail.pieces_of(start, tokens).next()?;
-                let [keys, values] = rows.views(at, tokens);
-                Some((tokens, if part == 0 { keys } else { values }))
+            let pieces: Vec<_> = tails.iter().filter_map(|tail| tail.pieces_of(start, tokens).next()).collect();
+            // Blocks of layers that take the same rows begin and end together; the shortest would do as well.
+            let Some(count) = pieces.iter().map(|piece| piece.tokens).min() else { break };
+            let views = pieces.iter().filter_map(|p| p.rows.views(p.at, count).into_iter().nth(part));
+            let views: Vec<KvView> = views.collect();
+            let rows = match views.as_slice() {
+                [lower, upper] => {
+                    let [first, second] = [lower, upper].map(|view| (view.shape(), view.dtype()));
+                    let layout = Layout::new(first, second, options.mode)?;
+                    self.ops.similarity(recording, &layout, lower, upper, options)?
+                }
+                _ => {
+                    let stacked = stack(recording, &self.gpu, &views)?;
+                    self.ops.group_similarity(recording, &stacked, options)?.0
+                }
             };
-            let (Some((most, lower)), Some((other, upper))) = (next(lower), next(upper)) else { break };
-            let count = most.min(other);
-            let (lower, upper) = (lower.part(0, 0, count), upper.part(0, 0, count));
-            let layout = Layout::new((lower.shape(), shape.dtype), (upper.shape(), shape.dtype), options.mode)?;
-            let rows = self.ops.similarity(recording, &layout, &lower, &upper, options)?;
             gather.parts.push((rows, start, count));
             start += count;
         }
