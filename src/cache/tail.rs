@@ -86,6 +86,28 @@ pub(crate) trait MakeBlock<B> {
 }
 
 impl<B> Tail<B> {
+    /// A tail of these blocks; `None` where they have gaps or do not hold the tokens from `first` to `end`.
+    pub(crate) fn from_blocks(blocks: Vec<Block<B>>, first: usize, end: usize) -> Option<Self> {
+        let ends = blocks.iter().map(|block| block.start.checked_add(block.capacity));
+        let ends: Vec<usize> = ends.collect::<Option<_>>()?;
+        let gapless = blocks.iter().skip(1).zip(&ends).all(|(block, &end)| block.start == end);
+        let held = match (blocks.first(), ends.last()) {
+            (Some(block), Some(&last)) => block.start <= first && end <= last,
+            _ => first == end,
+        };
+        (first <= end && gapless && held).then_some(Self { blocks, first, end })
+    }
+
+    /// This tail with its blocks kept elsewhere.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn carried<C>(&self, block: &impl Fn(&Arc<B>) -> Result<Arc<C>>) -> Result<Tail<C>> {
+        let carry = |old: &Block<B>| {
+            Ok(Block { start: old.start, capacity: old.capacity, rows: block(&old.rows)? })
+        };
+        let blocks = self.blocks.iter().map(carry).collect::<Result<_>>()?;
+        Ok(Tail { blocks, first: self.first, end: self.end })
+    }
+
     /// Tokens of the sequence, folded ones included.
     pub(crate) fn end(&self) -> usize {
         self.end

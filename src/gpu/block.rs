@@ -49,6 +49,35 @@ impl RawBlock {
         [(&self.keys, self.shape.key_dim), (&self.values, self.shape.value_dim)].map(view)
     }
 
+    /// A block that holds these rows, keys and values `[kv_heads, capacity, dim]`.
+    pub(crate) fn upload(gpu: &Gpu, shape: LayerShape, capacity: usize, parts: [Vec<u8>; 2]) -> Result<Self> {
+        let padded = |rows: &[u8], dim: usize| -> Vec<u8> {
+            let (width, pitch) = (dim * shape.dtype.size(), pitch(dim, shape.dtype) * shape.dtype.size());
+            let pad = vec![0; pitch - width];
+            rows.chunks(width).flat_map(|row| row.iter().chain(&pad)).copied().collect()
+        };
+        let [keys, values] = &parts;
+        let keys = gpu.upload("raw keys", &padded(keys, shape.key_dim))?;
+        let values = gpu.upload("raw values", &padded(values, shape.value_dim))?;
+        Ok(Self { keys, values, shape, capacity })
+    }
+
+    /// The shape of its layer, the tokens it has room for, and the rows in the bytes of both buffers.
+    pub(crate) fn unpadded(&self, bytes: &[u8]) -> (LayerShape, usize, [Vec<u8>; 2]) {
+        let (keys, values) = bytes.split_at((self.keys.size() as usize).min(bytes.len()));
+        let rows = |bytes: &[u8], dim: usize| -> Vec<u8> {
+            let (width, pitch) =
+                (dim * self.shape.dtype.size(), pitch(dim, self.shape.dtype) * self.shape.dtype.size());
+            bytes.chunks(pitch).flat_map(|row| row.iter().take(width)).copied().collect()
+        };
+        (self.shape, self.capacity, [rows(keys, self.shape.key_dim), rows(values, self.shape.value_dim)])
+    }
+
+    /// The buffers of keys and values.
+    pub(crate) fn buffers(&self) -> [&wgpu::Buffer; 2] {
+        [&self.keys, &self.values]
+    }
+
     /// Bytes of the two buffers.
     pub(crate) fn bytes(&self) -> u64 {
         self.keys.size() + self.values.size()

@@ -5,30 +5,21 @@ mod rows;
 use std::sync::Arc;
 
 use super::cache::{
-    Backing, CacheOptions, CacheReport, Decided, FoldRange, Ledger, OriginalAccounting, Verdict,
+    CacheOptions, CacheReport, Decided, FoldRange, Host, HostBlock, HostBlocks, Ledger, OriginalAccounting,
+    Verdict,
 };
 use super::config::Mode;
 use super::cpu::{self, Probe, join, retain_in, threshold};
-use super::folded::{Cut, Folded, Frame, Layer};
+use super::folded::{Cut, Frame, Layer};
 use super::plan::LayerRole;
 use crate::attention::{AttendOptions, Geometry, attend_rows};
 use crate::cache::{LayerShape, Step};
 use crate::error::Result;
 use crate::tensor::{Shape, Tensor, TensorView};
-use rows::{HostBlock, HostBlocks, LayerRows};
+use rows::LayerRows;
 
 /// The most tokens of one folded run.
 const RUN_TOKENS: usize = 2048;
-
-/// Rows on the host.
-#[derive(Debug)]
-pub(crate) struct Host;
-
-impl Backing for Host {
-    type Block = HostBlock;
-    type Fold = Folded;
-    type Cut = Cut;
-}
 
 /// A MiniCache on the CPU: all layers of a model, any number of sequences.
 ///
@@ -49,6 +40,31 @@ impl CpuMiniCache {
     /// heads or dimensions out of range.
     pub fn new(layers: Vec<LayerShape>, plan: Vec<LayerRole>, options: CacheOptions) -> Result<Self> {
         Ok(Self { ledger: Ledger::new(layers, plan, options, |_, _| Ok(RUN_TOKENS))? })
+    }
+
+    /// The bytes of a file that holds the whole cache (safetensors, version 1, under a digest; `docs/cache-format.md`). What
+    /// sequences share is written for each.
+    ///
+    /// # Errors
+    /// [`Error::Safetensors`](crate::Error::Safetensors) when the metadata exceeds what safetensors allows (100 MB).
+    pub fn save(&self) -> Result<Vec<u8>> {
+        self.ledger.to_bytes()
+    }
+
+    /// The cache that a file holds, of the CPU or of a device: it goes on as if it had never stopped.
+    ///
+    /// # Errors
+    /// * [`Error::Safetensors`](crate::Error::Safetensors), [`Error::TooShort`](crate::Error::TooShort): not safetensors, or
+    ///   cut short;
+    /// * [`Error::Metadata`](crate::Error::Metadata): not a cache, a newer one, or an entry that cannot be read or contradicts
+    ///   the tensors;
+    /// * [`Error::Digest`](crate::Error::Digest): the contents are not those that were written;
+    /// * [`Error::MissingTensor`](crate::Error::MissingTensor), [`Error::UnknownTensor`](crate::Error::UnknownTensor),
+    ///   [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape),
+    ///   [`Error::Range`](crate::Error::Range): a tensor or number that is missing, not wanted, or of another type, size or
+    ///   range.
+    pub fn load(file: &[u8]) -> Result<Self> {
+        Ok(Self { ledger: Ledger::from_bytes(file, |_, _| Ok(RUN_TOKENS))? })
     }
 
     /// Number of layers.

@@ -290,6 +290,13 @@ impl Folded {
         })
     }
 
+    /// The words of a store: page table, slots, magnitudes and side rows.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn to_words(&self) -> Vec<u32> {
+        let table: &[u32] = bytemuck::cast_slice(&self.pages);
+        [table, &self.slots, &self.magnitudes, &self.side].concat()
+    }
+
     /// Checks that stores are as long as the totals say and that every page lies within them.
     ///
     /// # Errors
@@ -326,6 +333,15 @@ impl Folded {
             }
         }
         Ok(())
+    }
+
+    /// Rows that stand raw by a decision of their own; those that are raw with their page count by their causes.
+    pub(crate) fn retained_rows(&self) -> usize {
+        let rows = |(index, page): (usize, &Page)| {
+            let all = u32::MAX.checked_shr(32 - self.layout.page_rows(index) as u32).unwrap_or(0);
+            (page.retained & all).count_ones() as usize
+        };
+        self.pages.iter().enumerate().map(rows).sum()
     }
 
     /// Bytes of everything stored.

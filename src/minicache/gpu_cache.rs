@@ -1,5 +1,6 @@
 //! MiniCache as a cache on a device: recorded into the caller's encoder, one submit for all layers of a step.
 
+mod file;
 mod folds;
 mod prefill;
 

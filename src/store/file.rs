@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// The metadata key of the version.
 pub(crate) const STORE: &str = "kvfold.store";
 /// The metadata key of the digest.
-const DIGEST: &str = "kvfold.digest";
+pub(crate) const DIGEST: &str = "kvfold.digest";
 
 /// Refuses a capture whose own metadata uses a key of the store.
 pub(super) fn check_free(info: &CaptureInfo) -> Result<()> {
@@ -56,7 +56,7 @@ impl Store {
     pub fn from_bytes(file: &[u8]) -> Result<Self> {
         let file = container::read(file)?;
         let mut entries = file.metadata;
-        check_version(&entries)?;
+        check_version(&entries, STORE, "store", VERSION)?;
         let mut tensors = Tensors::default();
         file.tensors.into_iter().for_each(|stored| tensors.add(stored));
         let want = required(entries.remove(DIGEST), DIGEST, "the digest of the contents")?;
@@ -102,16 +102,22 @@ impl Store {
     }
 }
 
-fn check_version(entries: &BTreeMap<String, String>) -> Result<()> {
-    let want = format!("a store of version 1 to {VERSION}");
-    let text = required(entries.get(STORE).cloned(), STORE, &want)?;
-    if text.parse::<u32>().is_ok_and(|version| (1..=VERSION).contains(&version)) {
+/// Checks the version that a file names by `key`.
+pub(crate) fn check_version(
+    entries: &BTreeMap<String, String>,
+    key: &str,
+    what: &str,
+    newest: u32,
+) -> Result<()> {
+    let want = format!("a {what} of version 1 to {newest}");
+    let text = required(entries.get(key).cloned(), key, &want)?;
+    if text.parse::<u32>().is_ok_and(|version| (1..=newest).contains(&version)) {
         return Ok(());
     }
-    Err(Error::Metadata { key: STORE.to_owned(), want, have: text })
+    Err(Error::Metadata { key: key.to_owned(), want, have: text })
 }
 
-fn required(entry: Option<String>, key: &str, want: &str) -> Result<String> {
+pub(crate) fn required(entry: Option<String>, key: &str, want: &str) -> Result<String> {
     let missing =
         || Error::Metadata { key: key.to_owned(), want: want.to_owned(), have: "no such entry".to_owned() };
     entry.ok_or_else(missing)
@@ -119,7 +125,7 @@ fn required(entry: Option<String>, key: &str, want: &str) -> Result<String> {
 
 /// 64-bit FNV-1a over all metadata but the digest and over all tensors, in the order of their names: of an entry its key
 /// and text, of a tensor its name, type, shape and bytes; ahead of each text, shape and run of bytes its length.
-fn digest(entries: &BTreeMap<String, String>, tensors: &Tensors) -> String {
+pub(crate) fn digest(entries: &BTreeMap<String, String>, tensors: &Tensors) -> String {
     let mut hash = Fnv::new();
     let mut add = |bytes: &[u8]| {
         hash.add(&(bytes.len() as u64).to_le_bytes());

@@ -22,12 +22,12 @@
 //! # }
 //! ```
 
-mod file;
+pub(crate) mod file;
 mod head;
-mod pairs;
+pub(crate) mod pairs;
 mod planes;
 mod report;
-mod tensors;
+pub(crate) mod tensors;
 
 use safetensors::Dtype;
 

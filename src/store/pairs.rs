@@ -86,8 +86,8 @@ fn page_sizes(layout: &Layout) -> [usize; 2] {
     [layout.shape.heads, layout.pages_per_head()]
 }
 
-/// Stores a folded pair.
-fn put(tensors: &mut Tensors, prefix: &str, folded: &Folded) {
+/// Stores a folded pair or group: slots, magnitudes and side rows in the order of the pages, wherever they stand.
+pub(crate) fn put(tensors: &mut Tensors, prefix: &str, folded: &Folded) {
     let layout = &folded.layout;
     let (dim, per_slot) = (layout.shape.dim, layout.magnitudes_per_slot());
     let half = |index: usize| {
@@ -109,7 +109,22 @@ fn put(tensors: &mut Tensors, prefix: &str, folded: &Folded) {
         magnitudes.extend((first * per_slot..(first + rows) * per_slot).map(half));
     }
     let (mut side, side_rows) = (Vec::new(), folded.totals.side as usize);
-    put_rows(&mut side, &folded.side, 0..side_rows, layout.side_words(), dim * layout.dtype.size());
+    for (index, page) in folded.pages.iter().enumerate() {
+        let rows = layout.page_rows(index);
+        let retained = page.retained & u32::MAX.checked_shr(32 - rows as u32).unwrap_or(0);
+        let count = match page.is_raw() {
+            true => layout.layers * rows,
+            false => layout.page_side(rows, retained.count_ones() as usize),
+        };
+        let first = page.side as usize;
+        put_rows(
+            &mut side,
+            &folded.side,
+            first..first + count,
+            layout.side_words(),
+            dim * layout.dtype.size(),
+        );
+    }
     let name = |suffix: &str| format!("{prefix}.{suffix}");
     let pages = page_sizes(layout);
     tensors.put(
@@ -140,8 +155,8 @@ fn put_rows(
     }
 }
 
-/// Reads a folded pair. What it allocates is a small multiple of the tensors read.
-fn read(reader: &mut Reader<'_>, prefix: &str, layout: Layout) -> Result<Folded> {
+/// Reads a folded pair or group. What it allocates is a small multiple of the tensors read.
+pub(crate) fn read(reader: &mut Reader<'_>, prefix: &str, layout: Layout) -> Result<Folded> {
     let name = |suffix: &str| format!("{prefix}.{suffix}");
     let sizes = page_sizes(&layout);
     let retained = reader.words(&name("retained"), &sizes)?;
@@ -211,7 +226,7 @@ fn arrange(
         let side = totals.side;
         let slots = match raw {
             1 if retained == u32::MAX => {
-                totals.side += 2 * rows as u32;
+                totals.side += (layout.layers * rows) as u32;
                 totals.raw_pages += 1;
                 totals.counts.rule += rows as u32;
                 Page::RAW

@@ -31,6 +31,8 @@ pub trait Cache {
     fn commit(&mut self) -> Result<()>;
     fn settle(&mut self) -> Result<()>;
     fn report(&self) -> CacheReport;
+    /// Saves and loads the cache.
+    fn reload(&mut self) -> Result<()>;
 }
 
 /// One sequence of the simple cache: rows `[layers][2][heads][tokens]`, each as f32.
@@ -214,7 +216,8 @@ pub fn made_up(random: &mut Random) -> Model {
 /// One thing that can happen to a cache.
 fn live(random: &mut Random, cache: &mut dyn Cache, model: &mut Model) -> Result<()> {
     let sequences = model.sequences();
-    match below(random, 12) {
+    match below(random, 13) {
+        12 => cache.reload()?,
         0 if sequences < 4 => {
             assert_eq!(cache.add_sequence(), sequences);
             model.add();

@@ -57,6 +57,12 @@ impl Cache for Host {
     fn report(&self) -> CacheReport {
         self.0.report()
     }
+    fn reload(&mut self) -> Result<()> {
+        let file = self.0.save()?;
+        self.0 = CpuMiniCache::load(&file)?;
+        assert_eq!(self.0.save()?, file);
+        Ok(())
+    }
 }
 
 /// A cache's rows are the model's bit for bit. Attention reads merged rows unrounded, which the model rounds to the layer's type

@@ -389,6 +389,21 @@ impl<S: Backing> Ledger<S> {
         Ok(())
     }
 
+    /// What this ledger knows, with rows kept elsewhere: `to` is a ledger of the same layers, plan and options.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn carried_to<T: Backing>(
+        &self,
+        mut to: Ledger<T>,
+        block: impl Fn(&Arc<S::Block>) -> Result<Arc<T::Block>>,
+        fold: impl Fn(&Arc<S::Fold>) -> Result<Arc<T::Fold>>,
+        cut: impl Fn(&Arc<S::Cut>) -> Result<Arc<T::Cut>>,
+    ) -> Result<Ledger<T>> {
+        for sequence in &self.sequences {
+            to.sequences.push(sequence.carried(&block, &fold, &cut)?);
+        }
+        Ok(to)
+    }
+
     /// Every frozen verdict once.
     #[cfg(feature = "gpu")]
     pub(crate) fn cuts(&self) -> Vec<&Arc<S::Cut>> {

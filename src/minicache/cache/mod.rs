@@ -1,6 +1,8 @@
 //! MiniCache as a cache: what its CPU and GPU forms share. The ledger knows roles, lengths and which store holds which tokens;
 //! it computes nothing and names no device.
 
+mod file;
+mod host;
 mod ledger;
 mod report;
 mod sequence;
@@ -8,8 +10,9 @@ mod verdict;
 
 pub use report::{CacheReport, LayerReport, OriginalAccounting};
 
+pub(crate) use host::{Host, HostBlock, HostBlocks};
 pub(crate) use ledger::{FoldRange, Ledger};
-pub(crate) use sequence::{Backing, Decided, Held};
+pub(crate) use sequence::{Backing, Decided, GroupState, Held, Run, Sequence};
 pub(crate) use verdict::{CAUSE_WORDS, Verdict};
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +22,7 @@ use crate::error::Result;
 
 /// Options of a MiniCache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct CacheOptions {
     /// How rows are merged; [`first_position`](MergeOptions::first_position) is not looked at.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use super::verdict::Verdict;
 use crate::cache::tail::Tail;
+#[cfg(feature = "gpu")]
+use crate::error::{Error, Result};
 
 /// What a backend keeps rows in.
 pub(crate) trait Backing: Debug {
@@ -171,5 +173,33 @@ impl<S: Backing> Sequence<S> {
         for tail in &mut self.tails {
             tail.truncate(token, self.reserved.saturating_sub(token));
         }
+    }
+
+    /// This sequence with its rows kept elsewhere.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn carried<T: Backing>(
+        &self,
+        block: &impl Fn(&Arc<S::Block>) -> Result<Arc<T::Block>>,
+        fold: &impl Fn(&Arc<S::Fold>) -> Result<Arc<T::Fold>>,
+        cut: &impl Fn(&Arc<S::Cut>) -> Result<Arc<T::Cut>>,
+    ) -> Result<Sequence<T>> {
+        let run = |run: &Run<S>| {
+            let [keys, values] = &run.folds;
+            let (folds, verdicts) = ([fold(keys)?, fold(values)?], run.verdicts.clone());
+            Ok(Run { start: run.start, tokens: run.tokens, open: run.open, folds, verdicts })
+        };
+        let group = |group: &GroupState<S>| {
+            let cuts = group.cuts.as_ref().map(|[keys, values]| Ok::<_, Error>([cut(keys)?, cut(values)?]));
+            let runs = group.runs.iter().map(run).collect::<Result<_>>()?;
+            // What is on its way does not go along.
+            Ok(GroupState { runs, planned: group.folded(), cuts: cuts.transpose()? })
+        };
+        Ok(Sequence {
+            tails: self.tails.iter().map(|tail| tail.carried(block)).collect::<Result<_>>()?,
+            groups: self.groups.iter().map(group).collect::<Result<_>>()?,
+            decided: self.decided.clone(),
+            prefill: self.prefill,
+            reserved: self.reserved,
+        })
     }
 }

@@ -15,8 +15,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// From the words that `retain` writes.
-    #[cfg(feature = "gpu")]
+    /// From the words that `retain` writes, or a file holds.
     pub(crate) fn from_words(words: Vec<u32>) -> Self {
         Self { words }
     }
@@ -48,6 +47,17 @@ impl Verdict {
             codes.take(tokens).for_each(|code| counts.add(Cause::from_code(code)));
         }
         counts
+    }
+
+    /// Whether there are causes for at least so many tokens of every head.
+    pub(crate) fn holds(&self, heads: usize, tokens: usize) -> bool {
+        let head = heads * CAUSE_WORDS;
+        self.words.len().is_multiple_of(head) && self.words.len() / head * PAGE >= tokens
+    }
+
+    /// Rows that a cause keeps raw.
+    pub(crate) fn retained(&self, heads: usize) -> usize {
+        self.count(heads, usize::MAX).retained() as usize
     }
 
     /// The words.
