@@ -111,14 +111,18 @@ impl SegmentPasses {
         options.validate()?;
         g.check_sinks(options)?;
         let rows = g.query_heads * g.queries;
-        let bytes = checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
+        let bytes =
+            checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
         let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
         let mut used = vec![0; lengths.len()];
         let mut places = Vec::with_capacity(segments.len());
         for segment in segments {
             let (splits, split) = split(segment.tokens, g.batch * rows);
-            let (splits, split) =
-                if splits > most { (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP) } else { (splits, split) };
+            let (splits, split) = if splits > most {
+                (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP)
+            } else {
+                (splits, split)
+            };
             let Some(used) = used.get_mut(segment.sequence) else { continue };
             let first = if *used + splits > most { 0 } else { *used };
             *used = (*used).max(first + splits);

@@ -101,9 +101,8 @@ impl<B> Tail<B> {
     /// This tail with its blocks kept elsewhere.
     #[cfg(feature = "gpu")]
     pub(crate) fn carried<C>(&self, block: &impl Fn(&Arc<B>) -> Result<Arc<C>>) -> Result<Tail<C>> {
-        let carry = |old: &Block<B>| {
-            Ok(Block { start: old.start, capacity: old.capacity, rows: block(&old.rows)? })
-        };
+        let carry =
+            |old: &Block<B>| Ok(Block { start: old.start, capacity: old.capacity, rows: block(&old.rows)? });
         let blocks = self.blocks.iter().map(carry).collect::<Result<_>>()?;
         Ok(Tail { blocks, first: self.first, end: self.end })
     }

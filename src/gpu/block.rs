@@ -2,9 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{
-    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse,
-};
+use super::{Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse};
 use crate::cache::LayerShape;
 use crate::cache::tail::{Block, MakeBlock, Write};
 use crate::error::Result;
@@ -153,6 +151,15 @@ fn append_variant(dim: usize, dtype: DType) -> Variant {
 pub(crate) fn variants() -> Vec<Variant> {
     let dims = [1, 64, 80, 511];
     dims.iter().flat_map(|&dim| DType::ALL.map(|dtype| append_variant(dim, dtype))).collect()
+}
+
+/// Room for a tensor whose rows begin at whole words.
+pub(crate) fn room(gpu: &Gpu, label: &'static str, shape: Shape, dtype: DType) -> Result<KvView> {
+    let pitch = pitch(shape.dim, dtype);
+    let bytes = checked_bytes(label, &[shape.rows(), pitch], dtype.size())?;
+    let heads = shape.tokens * pitch;
+    let strides = Strides { batch: shape.heads * heads, heads, tokens: pitch };
+    Ok(KvView::new(&gpu.storage(label, bytes as u64)?, dtype, shape).strides(strides))
 }
 
 /// Copies a step's keys and values of one sequence into a block.

@@ -191,7 +191,7 @@ impl Gpu {
     }
 
     /// The first error that came late, once all that were awaited have come.
-    fn poll_late_errors(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
+    pub(crate) fn poll_late_errors(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let mut late = lock(&self.shared.late);
         let mut first = Ok(());
         late.retain_mut(|late| match late.error.as_mut().poll(context) {

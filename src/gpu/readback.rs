@@ -110,7 +110,11 @@ impl ReadBack {
         } else {
             Some(gpu.scoped(WHAT, descriptor.size, |device| device.create_buffer(&descriptor))?)
         };
-        Ok(Prepared { gpu: gpu.clone(), buffers: buffers.iter().map(|&buffer| buffer.clone()).collect(), staging })
+        Ok(Prepared {
+            gpu: gpu.clone(),
+            buffers: buffers.iter().map(|&buffer| buffer.clone()).collect(),
+            staging,
+        })
     }
 
     /// The bytes where they have come.

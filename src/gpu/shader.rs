@@ -76,7 +76,9 @@ impl Kernel {
             Self::Retain => &spec!("minicache", "retain", 128, &[Uniform, Read, Read, Write, Write, Write]),
             Self::Arrange => &spec!("minicache", "arrange", 256, &[Uniform, Read, Write, Write]),
             Self::Merge => &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write]),
-            Self::FoldedAttend => &spec!("minicache", "attend", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::FoldedAttend => {
+                &spec!("minicache", "attend", 128, &[Uniform, Read, Read, Read, Read, Write])
+            }
             Self::GroupSimilarity => {
                 &spec!("minicache", "group_similarity", 128, &[Uniform, Read, Write, Write])
             }

@@ -10,17 +10,18 @@ mod restore;
 
 pub use attend::attend;
 pub(crate) use attend::read_row;
-pub use group::{GroupRow, group_merge, group_similarity};
 pub(crate) use group::Probe;
+pub use group::{GroupRow, group_merge, group_similarity};
 pub use join::join;
 pub(crate) use restore::read_bytes;
-pub use restore::{restore, restore_member};
 use restore::{Stored, row_bytes, stored};
+pub use restore::{restore, restore_member};
 
 use half::f16;
 
 use super::config::{Cause, MergeOptions, Mode, Retention};
-use super::folded::{Cut, Folded, Frame, Layout, PAGE, Page, Totals, check_merge, order_key};
+use super::cut::{Cut, Frame, order_key};
+use super::folded::{Folded, Layout, PAGE, Page, Totals, check_merge};
 use super::slerp;
 use crate::error::Result;
 use crate::tensor::{DType, TensorView, decode, encode};
@@ -350,7 +351,9 @@ fn slot_bytes(layout: &Layout, retained: bool, rows: &[&[u8]], scales: &[[f32; 2
     let mut bytes = Vec::with_capacity(layout.slot_words() * 4);
     let scale = match (layout.mode, retained) {
         (Mode::Anchor, _) => return rows[0].to_vec(),
-        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype => return rows[last].to_vec(),
+        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype => {
+            return rows[last].to_vec();
+        }
         (Mode::Shared, true) => return bytes,
         (Mode::Compat, true) => {
             encode(&numbers(rows[last]), DType::F16, &mut bytes);
@@ -359,9 +362,10 @@ fn slot_bytes(layout: &Layout, retained: bool, rows: &[&[u8]], scales: &[[f32; 2
         (Mode::Shared, false) => 1.0,
         (Mode::Compat, false) => scales[last][0],
     };
-    let mut weighted = rows.iter().zip(scales).map(|(bytes, [_, weight])| {
-        numbers(bytes).into_iter().map(|x| weight * x).collect::<Vec<f32>>()
-    });
+    let mut weighted = rows
+        .iter()
+        .zip(scales)
+        .map(|(bytes, [_, weight])| numbers(bytes).into_iter().map(|x| weight * x).collect::<Vec<f32>>());
     let mut direction = weighted.next().unwrap_or_default();
     for row in weighted {
         direction.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);

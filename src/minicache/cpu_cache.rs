@@ -10,7 +10,8 @@ use super::cache::{
 };
 use super::config::Mode;
 use super::cpu::{self, Probe, join, retain_in, threshold};
-use super::folded::{Cut, Frame, Layer};
+use super::cut::{Cut, Frame};
+use super::folded::Layer;
 use super::plan::LayerRole;
 use crate::attention::{AttendOptions, Geometry, attend_rows};
 use crate::cache::{LayerShape, Step};
@@ -138,6 +139,19 @@ impl CpuMiniCache {
     /// [`Error::Range`](crate::Error::Range) when there is no such sequence.
     pub fn fork(&mut self, sequence: usize) -> Result<usize> {
         self.ledger.fork(sequence)
+    }
+
+    /// Makes room for `tokens` more tokens of a sequence in every layer. A [fixed](CacheOptions::fixed) cache takes no rows
+    /// beyond it; room is given back by [`clear`](Self::clear).
+    ///
+    /// # Errors
+    /// [`Error::Range`](crate::Error::Range) when there is no such sequence, [`Error::Overflow`](crate::Error::Overflow) when the
+    /// room does not fit the address space.
+    pub fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        let tails = self.ledger.sequence(sequence)?.tails.iter().zip(&self.ledger.layers);
+        let tails = tails.map(|(tail, &shape)| tail.reserved(tokens, &mut HostBlocks { shape }));
+        let tails = tails.collect::<Result<_>>()?;
+        self.ledger.reserve(sequence, tails)
     }
 
     /// Appends a layer's new rows of every sequence. In [`Mode::Compat`] an upper layer's rows are rebuilt at once.

@@ -193,6 +193,15 @@ impl Layout {
         }
     }
 
+    /// The sizes of a fold in [`Mode::Compat`], which keeps every lower row and a slot for every upper one whatever is decided.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn compat_totals(&self) -> Totals {
+        let rows = (0..self.pages()).map(|page| self.page_rows(page));
+        let (slots, side) =
+            rows.fold((0, 0), |(slots, side), rows| (slots + Self::page_slots(rows), side + rows));
+        Totals { slots: slots as u32, side: side as u32, ..Totals::default() }
+    }
+
     /// Bytes of the input tensors.
     #[must_use]
     pub const fn bytes_before(&self) -> usize {
@@ -352,53 +361,6 @@ impl Folded {
     }
 }
 
-/// The rule's verdict on one sequence: rows whose `(key(cosine), index)` is at most this pair are kept raw.
-///
-/// `key` orders f32 as unsigned integers, so that one comparison serves every rule, and the row index breaks ties.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Cut {
-    /// Largest key that is kept raw.
-    pub key: u32,
-    /// Largest row index, within the sequence, kept raw at exactly that key.
-    pub index: u32,
-}
-
-impl Cut {
-    /// Keeps nothing: no finite number has key 0.
-    pub const NOTHING: Self = Self { key: 0, index: 0 };
-
-    /// Keeps every cosine below `threshold`.
-    #[must_use]
-    pub fn below(threshold: f32) -> Self {
-        Self { key: order_key(threshold) - 1, index: u32::MAX }
-    }
-}
-
-/// A key that orders finite f32 as unsigned integers do; both zeros share one.
-#[must_use]
-pub fn order_key(number: f32) -> u32 {
-    let bits = if number == 0.0 { 0 } else { number.to_bits() };
-    if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 }
-}
-
-/// Where the rows of a call stand among those that a rule looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
-    /// Token of the rule's rows that the call's first is.
-    pub(crate) first: usize,
-    /// Tokens that the rule looked at. Later ones break no tie.
-    pub(crate) tokens: usize,
-}
-
-impl Frame {
-    /// Index of a row among those of its sequence that the rule looked at.
-    pub(crate) fn index(self, head: usize, token: usize) -> u32 {
-        let token = self.first + token;
-        if token < self.tokens { (head * self.tokens + token) as u32 } else { u32::MAX }
-    }
-}
-
 /// A point on the arc between two directions means nothing for three.
 pub(crate) fn check_arc(options: &MergeOptions, layers: usize) -> Result<()> {
     if options.mode == Mode::Shared && layers > 2 && options.slerp_t != 0.5 {
@@ -420,14 +382,6 @@ pub(crate) fn check_merge(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_order_as_numbers_do() {
-        let sorted = [f32::MIN, -1.0, -0.5, -1e-40, 0.0, 1e-40, 0.25, 1.0, f32::MAX];
-        assert!(sorted.map(order_key).is_sorted_by(|a, b| a < b));
-        assert_eq!(order_key(-0.0), order_key(0.0));
-        assert!(order_key(f32::MIN) > Cut::NOTHING.key);
-    }
 
     #[test]
     fn a_pair_too_large_for_32_bit_indices_is_a_limit() {

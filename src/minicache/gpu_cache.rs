@@ -1,21 +1,21 @@
 //! MiniCache as a cache on a device: recorded into the caller's encoder, one submit for all layers of a step.
 
+mod attend;
+mod compat;
 mod file;
 mod folds;
 mod prefill;
 
 use std::collections::VecDeque;
 
-use super::cache::{CacheOptions, CacheReport, FoldRange, Held, Ledger, OriginalAccounting};
+use super::cache::{CacheOptions, CacheReport, FoldRange, Ledger, OriginalAccounting};
+use super::config::Mode;
 use super::gpu::Ops;
 use super::plan::LayerRole;
-use crate::attention::gpu::{Ops as ExactOps, SegmentPasses};
-use crate::attention::{AttendOptions, Geometry};
-use crate::cache::{LayerShape, Segment, Step};
+use crate::cache::{LayerShape, Step};
 use crate::error::{Error, Result};
 use crate::gpu::block::{Blocks, Copies, append};
 use crate::gpu::{Gpu, KvView, Recording};
-use crate::tensor::Shape;
 use folds::{Device, Moves, Verdicts};
 
 /// The most tokens of one folded run, where a binding can show them.
@@ -25,6 +25,8 @@ const RUN_TOKENS: usize = 2048;
 #[derive(Debug)]
 struct Job {
     range: FoldRange,
+    /// The layer whose rows have been rebuilt at once (Compat); else the range is to be folded.
+    rebuilt: Option<usize>,
     verdicts: Verdicts,
 }
 
@@ -118,10 +120,17 @@ impl MiniCache {
     /// [`Error::Range`] when there is no such sequence, or it is shorter.
     pub fn trim(&mut self, sequence: usize, tokens: usize) -> Result<()> {
         self.ledger.trim(sequence, tokens)?;
-        let alive = |job: &Job| job.range.sequence != sequence || job.range.end() <= tokens;
-        self.jobs.retain(alive);
+        self.jobs.retain_mut(|job| {
+            let range = &mut job.range;
+            if job.rebuilt.is_some() && range.sequence == sequence {
+                range.tokens = range.tokens.min(tokens.saturating_sub(range.start));
+                return range.tokens > 0;
+            }
+            range.sequence != sequence || range.end() <= tokens
+        });
         // What is still on its way need not be asked for again.
-        self.jobs.iter().for_each(|job| self.ledger.plan_fold(&job.range));
+        let folds = self.jobs.iter().filter(|job| job.rebuilt.is_none());
+        folds.for_each(|job| self.ledger.plan_fold(&job.range));
         Ok(())
     }
 
@@ -158,7 +167,36 @@ impl MiniCache {
         self.ledger.fork(sequence)
     }
 
-    /// Records the appending of a layer's new rows of every sequence.
+    /// Makes room for `tokens` more tokens of a sequence in every layer, and waits until the device has said that it has it: in a
+    /// browser out of memory is known late. A [fixed](CacheOptions::fixed) cache takes no rows beyond it; room is given back by
+    /// [`clear`](Self::clear).
+    ///
+    /// # Errors
+    /// [`Error::Range`] when there is no such sequence, [`Error::Limit`], [`Error::OutOfMemory`]; nothing is reserved then.
+    pub async fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        let mut copies = Copies::default();
+        let mut tails = Vec::new();
+        for (layer, tail) in self.ledger.sequence(sequence)?.tails.iter().enumerate() {
+            let (shape, grows) = (self.ledger.shape(layer)?, self.ledger.member(layer).is_none());
+            let mut blocks = Blocks { gpu: &self.gpu, shape, grows, copies: &mut copies };
+            tails.push(tail.reserved(tokens, &mut blocks)?);
+        }
+        std::future::poll_fn(|context| self.gpu.poll_late_errors(context)).await?;
+        self.ledger.reserve(sequence, tails)
+    }
+
+    /// [`reserve`](Self::reserve), waiting for it.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn reserve_blocking(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        let gpu = self.gpu.clone();
+        gpu.block_on(self.reserve(sequence, tokens))
+    }
+
+    /// Records the appending of a layer's new rows of every sequence. In [`Mode::Compat`] an upper layer's rows are rebuilt at
+    /// once.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] or [`Error::Range`] when the step does not fit the layer; [`Error::Order`] when a
@@ -180,101 +218,15 @@ impl MiniCache {
         for (sequence, write) in &extended.writes {
             append(&mut recording, &self.gpu, [step.keys, step.values], *sequence, write)?;
         }
+        let rebuilt = if self.ledger.options.merge.mode == Mode::Compat {
+            self.rebuild(&mut recording, layer, step, &extended.writes)?
+        } else {
+            Vec::new()
+        };
         copies.record(encoder);
         recording.record(encoder);
+        self.jobs.extend(rebuilt.into_iter().map(|rebuilt| rebuilt.record(encoder)));
         self.ledger.take(layer, extended.tails);
-        Ok(())
-    }
-
-    /// Records attention of one layer into `output`, `[sequences, query_heads, queries, value_dim]` of any element type: query
-    /// `i` of `n` of a sequence stands at position `length - n + i`. `queries` are
-    /// `[sequences, query_heads, queries, key_dim]` of any type. Folded rows are read as direction and magnitude.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::HeadRatio`] or [`Error::Range`] when layer, shapes or options do not fit, the errors of a view
-    /// that cannot be bound or written, [`Error::Limit`], [`Error::OutOfMemory`]. Nothing is recorded then.
-    pub fn attend(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        layer: usize,
-        queries: &KvView,
-        output: &KvView,
-        options: &AttendOptions<'_>,
-    ) -> Result<()> {
-        let shape = self.ledger.shape(layer)?;
-        let lengths = self.ledger.lengths(layer);
-        let tokens = lengths.iter().copied().max().unwrap_or(0);
-        let keys = Shape::new(self.sequences(), shape.kv_heads, tokens, shape.key_dim)?;
-        let geometry = Geometry::of(queries.shape(), keys)?;
-        output.shape().check_equal("attention output", geometry.output(shape.value_dim)?)?;
-        let held = self.ledger.segments(layer);
-        let segments: Vec<Segment> = held.iter().map(|(segment, _)| *segment).collect();
-        let passes =
-            SegmentPasses::new(&self.gpu, geometry, shape.value_dim, &lengths, &segments, options)?;
-        let mut recording = Recording::new(&self.gpu);
-        if output.shape().elements() > 0 {
-            let exact = ExactOps::new(&self.gpu);
-            for ((segment, held), pass) in held.iter().zip(&passes.passes) {
-                match held {
-                    Held::Raw(block, at) => {
-                        let [keys, values] = block.views(*at, segment.tokens);
-                        exact.exact(&mut recording, pass, [queries, &keys, &values])?;
-                    }
-                    Held::Folded(run, member) => {
-                        let [keys, values] = &run.folds;
-                        let folds = [&keys.buffers, &values.buffers];
-                        self.ops.attend(&mut recording, pass, queries, folds, *member)?;
-                    }
-                }
-            }
-            passes.combine(&mut recording, &self.gpu, options, output)?;
-        }
-        recording.record(encoder);
-        Ok(())
-    }
-
-    /// Records the restoring of a layer's keys and values, as they are attended to, into `[sequences, kv_heads, tokens, dim]` of
-    /// the layer's element type, for engines with attention of their own. `tokens` is at least the longest sequence's; what
-    /// lies past a shorter one is left as it is. Rows must begin at whole words: even strides where elements have 16 bits.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] or [`Error::DType`] when an output is of another kind, the errors of a view that cannot be written,
-    /// [`Error::Limit`].
-    pub fn restore(
-        &self,
-        encoder: &mut wgpu::CommandEncoder,
-        layer: usize,
-        outputs: [&KvView; 2],
-    ) -> Result<()> {
-        let shape = self.ledger.shape(layer)?;
-        let longest = self.ledger.lengths(layer).into_iter().max().unwrap_or(0);
-        for ((what, output), dim) in ["restored keys", "restored values"].iter().zip(outputs).zip(shape.dims()) {
-            let tokens = output.shape().tokens.max(longest);
-            let want = Shape::new(self.sequences(), shape.kv_heads, tokens, dim)?;
-            output.shape().check_equal(what, want)?;
-            if output.dtype() != shape.dtype {
-                let (want, have) = (shape.dtype.to_string(), output.dtype().to_string());
-                return Err(Error::DType { what: (*what).to_owned(), want, have });
-            }
-        }
-        let mut recording = Recording::new(&self.gpu);
-        for (segment, held) in self.ledger.segments(layer) {
-            for (part, output) in outputs.into_iter().enumerate() {
-                let output = output.part(segment.sequence, segment.start, segment.tokens);
-                match held {
-                    Held::Raw(block, at) => {
-                        let views = block.views(at, segment.tokens);
-                        let Some(from) = views.get(part) else { continue };
-                        crate::gpu::block::copy(&mut recording, &self.gpu, from, &output)?;
-                    }
-                    Held::Folded(run, member) => {
-                        let Some(fold) = run.folds.get(part) else { continue };
-                        self.ops.restore(&mut recording, &fold.buffers, member, &output)?;
-                    }
-                }
-            }
-        }
-        recording.record(encoder);
         Ok(())
     }
 
@@ -293,7 +245,7 @@ impl MiniCache {
             recording.record(encoder);
             let verdicts = Verdicts::new(decided, read_back.record(encoder));
             self.ledger.plan_fold(&range);
-            self.jobs.push_back(Job { range, verdicts });
+            self.jobs.push_back(Job { range, rebuilt: None, verdicts });
         }
         Ok(())
     }
@@ -310,6 +262,12 @@ impl MiniCache {
                 }
             }
             let range = job.range;
+            if let Some(layer) = job.rebuilt {
+                let known = job.verdicts.known();
+                self.take_rebuilt(&range, layer, known)?;
+                self.jobs.pop_front();
+                continue;
+            }
             let run_tokens = self.ledger.groups.get(range.group).map_or(0, |group| group.run_tokens);
             let before = self.ledger.state(&range).and_then(|state| state.joins(range.start, run_tokens));
             let before = before.map(|run| &run.folds);

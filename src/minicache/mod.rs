@@ -8,6 +8,7 @@ mod cache;
 mod config;
 pub mod cpu;
 mod cpu_cache;
+mod cut;
 mod folded;
 #[cfg(feature = "gpu")]
 pub mod gpu;
@@ -22,7 +23,8 @@ pub use cache::{CacheOptions, CacheReport, LayerReport, OriginalAccounting};
 pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
 pub use cpu::Row;
 pub use cpu_cache::CpuMiniCache;
-pub use folded::{Cut, Folded, Layer, Layout, MAX_GROUP, PAGE, Page, Sections, Totals, order_key};
+pub use cut::{Cut, order_key};
+pub use folded::{Folded, Layer, Layout, MAX_GROUP, PAGE, Page, Sections, Totals};
 #[cfg(feature = "gpu")]
 pub use gpu_cache::MiniCache;
 pub use plan::{LayerRole, Role, pair_layers_depth};

@@ -88,7 +88,9 @@ impl Model {
     fn append(&mut self, layer: usize, rows: &[Tensor; 2], counts: &[u32]) {
         for (sequence, &count) in counts.iter().enumerate() {
             for (part, tensor) in rows.iter().enumerate() {
-                for (token, head) in (0..count as usize).flat_map(|t| (0..self.shape.kv_heads).map(move |h| (t, h))) {
+                for (token, head) in
+                    (0..count as usize).flat_map(|t| (0..self.shape.kv_heads).map(move |h| (t, h)))
+                {
                     let mut row = vec![0.0; tensor.shape().dim];
                     tensor.view().read_row(sequence, head, token, &mut row);
                     self.sequences[sequence].layers[layer][part].push(row);

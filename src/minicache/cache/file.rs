@@ -7,7 +7,8 @@ use std::sync::Arc;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
-use super::super::folded::{Cut, Folded, Layout, PAGE};
+use super::super::cut::Cut;
+use super::super::folded::{Folded, Layout, PAGE};
 use super::super::plan::LayerRole;
 use super::host::{Host, HostBlock};
 use super::ledger::Ledger;
@@ -133,15 +134,18 @@ impl Ledger<Host> {
                 put_raw(&mut tensors, tail, shape, |part| raw_name(s, l, part))?;
             }
             for (l, decided) in sequence.decided.iter().enumerate() {
-                for (call, (verdicts, (_, part))) in
-                    decided.iter().enumerate().flat_map(|(c, d)| d.verdicts.iter().zip(PARTS).map(move |v| (c, v)))
+                for (call, (verdicts, (_, part))) in decided
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(c, d)| d.verdicts.iter().zip(PARTS).map(move |v| (c, v)))
                 {
                     put_causes(&mut tensors, decided_name(s, l, call, part), verdicts);
                 }
             }
             for (g, group) in sequence.groups.iter().enumerate() {
                 for (r, run) in group.runs.iter().enumerate() {
-                    for ((_, part), (fold, verdict)) in PARTS.iter().zip(run.folds.iter().zip(&run.verdicts)) {
+                    for ((_, part), (fold, verdict)) in PARTS.iter().zip(run.folds.iter().zip(&run.verdicts))
+                    {
                         let name = run_name(s, g, r, part);
                         put_causes(&mut tensors, format!("{name}.causes"), verdict);
                         pairs::put(&mut tensors, &name, fold);
@@ -151,10 +155,8 @@ impl Ledger<Host> {
         }
         // Numbers and text keys always serialise.
         let head = serde_json::to_string(&head_of(self)).unwrap_or_default();
-        let mut entries = BTreeMap::from([
-            (VERSION_KEY.to_owned(), VERSION.to_string()),
-            (HEAD.to_owned(), head),
-        ]);
+        let mut entries =
+            BTreeMap::from([(VERSION_KEY.to_owned(), VERSION.to_string()), (HEAD.to_owned(), head)]);
         let digest = digest(&entries, &tensors);
         entries.insert(DIGEST.to_owned(), digest);
         container::write(&entries, tensors.stored().collect())
@@ -227,7 +229,8 @@ fn put_raw(
         for head in 0..shape.kv_heads {
             for piece in &pieces {
                 let view = piece.view();
-                (0..piece.shape().tokens).for_each(|token| bytes.extend_from_slice(view.row_bytes(0, head, token)));
+                (0..piece.shape().tokens)
+                    .for_each(|token| bytes.extend_from_slice(view.row_bytes(0, head, token)));
             }
         }
         let tokens = tail.end() - tail.first();
@@ -277,7 +280,10 @@ fn read_sequence(
     }
     for (layer, tail) in sequence.tails.iter().enumerate().filter(|(l, _)| ledger.member(*l).is_none()) {
         if tail.first() != 0 {
-            return Err(wrong(format!("all rows of layer {layer}, which stands alone"), tail.first().to_string()));
+            return Err(wrong(
+                format!("all rows of layer {layer}, which stands alone"),
+                tail.first().to_string(),
+            ));
         }
     }
     Ok(sequence)
@@ -294,8 +300,9 @@ fn read_tail(
         Ok(Block { start, capacity, rows: Arc::new(HostBlock::new(*shape, capacity)?) })
     });
     let blocks: Vec<Block<HostBlock>> = blocks.collect::<Result<_>>()?;
-    let tail = Tail::from_blocks(blocks, head.first, head.end)
-        .ok_or_else(|| wrong(format!("blocks that hold the raw rows of {what}"), format!("{:?}", head.blocks)))?;
+    let tail = Tail::from_blocks(blocks, head.first, head.end).ok_or_else(|| {
+        wrong(format!("blocks that hold the raw rows of {what}"), format!("{:?}", head.blocks))
+    })?;
     let tokens = head.end - head.first;
     for ((part, text), dim) in PARTS.into_iter().zip(shape.dims()) {
         let bytes = reader.read(&name(text), to_file_dtype(shape.dtype), &[shape.kv_heads, tokens, dim])?;
@@ -316,7 +323,10 @@ fn read_decided(
     let mut calls = Vec::with_capacity(head.decided.len());
     for (call, &[start, tokens]) in head.decided.iter().enumerate() {
         if tokens > head.end || start > head.end - tokens {
-            return Err(wrong(format!("decided rows before token {}", head.end), format!("{start} and {tokens} more")));
+            return Err(wrong(
+                format!("decided rows before token {}", head.end),
+                format!("{start} and {tokens} more"),
+            ));
         }
         let mut read = |part| {
             let words = reader.whole(&name(call, part))?;
@@ -325,7 +335,11 @@ fn read_decided(
         let verdicts = [read("key")?, read("value")?];
         if let Some(verdict) = verdicts.iter().find(|verdict| !verdict.holds(shape.kv_heads, tokens)) {
             let want = format!("causes of {} heads of {tokens} rows", shape.kv_heads);
-            return Err(Error::shape(name(call, "key"), want, format_args!("{} words", verdict.words().len())));
+            return Err(Error::shape(
+                name(call, "key"),
+                want,
+                format_args!("{} words", verdict.words().len()),
+            ));
         }
         calls.push(Decided { start, tokens, verdicts });
     }
@@ -340,7 +354,8 @@ fn read_group(
     name: impl Fn(usize, &str) -> String,
 ) -> Result<GroupState<Host>> {
     let group = ledger.groups.get(index);
-    let (layers, run_tokens) = group.map_or((&[][..], 0), |group| (group.layers.as_slice(), group.run_tokens));
+    let (layers, run_tokens) =
+        group.map_or((&[][..], 0), |group| (group.layers.as_slice(), group.run_tokens));
     let shape = ledger.shape(layers.first().copied().unwrap_or_default())?;
     let mut state = GroupState::default();
     for (run, part) in head.runs.iter().enumerate() {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
-use super::super::folded::{Cut, Folded};
+use super::super::cut::Cut;
+use super::super::folded::Folded;
 use super::sequence::Backing;
 use crate::cache::tail::{Block, MakeBlock, Write};
 use crate::cache::{LayerShape, Step};
@@ -120,7 +121,13 @@ impl HostBlock {
         Tensor::new(all, self.shape.dtype, shape)
     }
 
-    pub(crate) fn with_row<T>(&self, part: usize, head: usize, row: usize, take: impl FnOnce(&[u8]) -> T) -> T {
+    pub(crate) fn with_row<T>(
+        &self,
+        part: usize,
+        head: usize,
+        row: usize,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> T {
         let Some(bytes) = self.parts.get(part) else { return take(&[]) };
         let bytes = bytes.read().unwrap_or_else(PoisonError::into_inner);
         take(bytes.get(self.place(part, head, row, 1)).unwrap_or_default())

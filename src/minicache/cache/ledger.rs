@@ -75,7 +75,8 @@ impl<S: Backing> Ledger<S> {
             }
             let joined = layer.checked_sub(1).and_then(|below| plan.get(below)).map(|below| below.group);
             let Some(group) = groups.last_mut().filter(|_| joined == Some(role.group)) else {
-                let have = format!("layer {layer} merged into group {}, which is not its neighbour's", role.group);
+                let have =
+                    format!("layer {layer} merged into group {}, which is not its neighbour's", role.group);
                 return Err(Error::shape("pairing plan", "groups of neighbouring layers", have));
             };
             group.layers.push(layer);
@@ -179,7 +180,10 @@ impl<S: Backing> Ledger<S> {
                 Ok(())
             } else {
                 let late = late.unwrap_or(layer);
-                refuse(format!("the {} tokens of layer {late} first", mine - end(late)), format!("{count} more"))
+                refuse(
+                    format!("the {} tokens of layer {late} first", mine - end(late)),
+                    format!("{count} more"),
+                )
             };
         }
         let below = layers.get(member - 1).copied().unwrap_or(lowest);
@@ -312,116 +316,4 @@ impl<S: Backing> Ledger<S> {
     pub(crate) fn state_mut(&mut self, range: &FoldRange) -> Option<&mut GroupState<S>> {
         self.sequences.get_mut(range.sequence)?.groups.get_mut(range.group)
     }
-}
-
-impl<S: Backing> Ledger<S> {
-    /// Adds an empty sequence and says its index.
-    pub(crate) fn add_sequence(&mut self) -> usize {
-        self.sequences.push(Sequence::new(self.layers.len(), self.groups.len()));
-        self.sequences.len() - 1
-    }
-
-    /// Gives up the tokens of a sequence from `tokens` on.
-    pub(crate) fn trim(&mut self, sequence: usize, tokens: usize) -> Result<()> {
-        let have = self.sequence(sequence)?.len();
-        if tokens > have {
-            return Err(Error::range("tokens to trim to", format!("at most {have}"), tokens));
-        }
-        self.sequence_mut(sequence)?.truncate(tokens);
-        Ok(())
-    }
-
-    /// Empties a sequence; also what its prefill froze.
-    pub(crate) fn clear(&mut self, sequence: usize) -> Result<()> {
-        let (layers, groups) = (self.layers.len(), self.groups.len());
-        *self.sequence_mut(sequence)? = Sequence::new(layers, groups);
-        Ok(())
-    }
-
-    /// Adds a copy of a sequence; what is on its way to be folded stays the first's.
-    pub(crate) fn fork(&mut self, sequence: usize) -> Result<usize> {
-        let mut fork = self.sequence(sequence)?.clone();
-        fork.groups.iter_mut().for_each(|group| group.planned = group.folded());
-        self.sequences.push(fork);
-        Ok(self.sequences.len() - 1)
-    }
-
-    /// Tokens of a prefill that is to end.
-    pub(crate) fn prefill_tokens(&self, sequence: usize) -> Result<usize> {
-        let state = self.sequence(sequence)?;
-        match state.prefill {
-            Some(ended) => Err(Error::range("ends of a prefill", "one", format!("another, after {ended} tokens"))),
-            None => Ok(state.len()),
-        }
-    }
-
-    /// Ends a prefill of so many tokens, with its verdicts for keys and values of every group.
-    pub(crate) fn freeze(
-        &mut self,
-        sequence: usize,
-        tokens: usize,
-        cuts: Vec<Option<[Arc<S::Cut>; 2]>>,
-    ) -> Result<()> {
-        let state = self.sequence_mut(sequence)?;
-        state.prefill = Some(tokens);
-        for (group, cuts) in state.groups.iter_mut().zip(cuts) {
-            group.cuts = cuts;
-        }
-        Ok(())
-    }
-
-    /// The sequences become those at `indices`, which may repeat.
-    pub(crate) fn gather(&mut self, indices: &[u32]) -> Result<()> {
-        let mut seen = vec![false; self.sequences.len()];
-        let mut gathered = Vec::with_capacity(indices.len());
-        for &index in indices {
-            let mut sequence = self.sequence(index as usize)?.clone();
-            if let Some(seen) = seen.get_mut(index as usize) {
-                if *seen {
-                    // What is on its way belongs to the first.
-                    sequence.groups.iter_mut().for_each(|group| group.planned = group.folded());
-                }
-                *seen = true;
-            }
-            gathered.push(sequence);
-        }
-        self.sequences = gathered;
-        Ok(())
-    }
-
-    /// What this ledger knows, with rows kept elsewhere: `to` is a ledger of the same layers, plan and options.
-    #[cfg(feature = "gpu")]
-    pub(crate) fn carried_to<T: Backing>(
-        &self,
-        mut to: Ledger<T>,
-        block: impl Fn(&Arc<S::Block>) -> Result<Arc<T::Block>>,
-        fold: impl Fn(&Arc<S::Fold>) -> Result<Arc<T::Fold>>,
-        cut: impl Fn(&Arc<S::Cut>) -> Result<Arc<T::Cut>>,
-    ) -> Result<Ledger<T>> {
-        for sequence in &self.sequences {
-            to.sequences.push(sequence.carried(&block, &fold, &cut)?);
-        }
-        Ok(to)
-    }
-
-    /// Every frozen verdict once.
-    #[cfg(feature = "gpu")]
-    pub(crate) fn cuts(&self) -> Vec<&Arc<S::Cut>> {
-        let groups = self.sequences.iter().flat_map(|sequence| &sequence.groups);
-        unique(groups.flat_map(|group| group.cuts.iter().flatten()))
-    }
-
-    /// Every block and fold once, however many sequences share it.
-    pub(crate) fn unique(&self) -> (Vec<&Arc<S::Block>>, Vec<&Arc<S::Fold>>) {
-        let tails = self.sequences.iter().flat_map(|sequence| &sequence.tails);
-        let blocks = tails.flat_map(|tail| tail.blocks().iter().map(|block| &block.rows));
-        let groups = self.sequences.iter().flat_map(|sequence| &sequence.groups);
-        let folds = groups.flat_map(|group| group.runs.iter().flat_map(|run| &run.folds));
-        (unique(blocks), unique(folds))
-    }
-}
-
-fn unique<'a, T>(all: impl Iterator<Item = &'a Arc<T>>) -> Vec<&'a Arc<T>> {
-    let mut seen = std::collections::HashSet::new();
-    all.filter(|one| seen.insert(Arc::as_ptr(one))).collect()
 }

@@ -4,6 +4,7 @@
 mod file;
 mod host;
 mod ledger;
+mod lives;
 mod report;
 mod sequence;
 mod verdict;
@@ -12,7 +13,7 @@ pub use report::{CacheReport, LayerReport, OriginalAccounting};
 
 pub(crate) use host::{Host, HostBlock, HostBlocks};
 pub(crate) use ledger::{FoldRange, Ledger};
-pub(crate) use sequence::{Backing, Decided, GroupState, Held, Run, Sequence};
+pub(crate) use sequence::{Backing, Decided, Held, Sequence};
 pub(crate) use verdict::{CAUSE_WORDS, Verdict};
 
 use serde::{Deserialize, Serialize};

@@ -76,7 +76,8 @@ mod tests {
     fn counts_follow_a_trim_row_by_row() {
         let shape = Shape::new(1, 2, 64, 4).unwrap();
         let layout = Layout::new((shape, DType::F16), (shape, DType::F16), Mode::Shared).unwrap();
-        let causes: Vec<_> = (0..128).map(|i| [None, Some(Cause::Rule), Some(Cause::Range)][i % 64 % 3]).collect();
+        let causes: Vec<_> =
+            (0..128).map(|i| [None, Some(Cause::Rule), Some(Cause::Range)][i % 64 % 3]).collect();
         let verdict = Verdict::pack(&causes, &layout);
         assert_eq!(verdict.count(2, 64), Counts { merged: 44, rule: 42, range: 42, ..Counts::default() });
         assert_eq!(verdict.count(2, 34), Counts { merged: 24, rule: 22, range: 22, ..Counts::default() });

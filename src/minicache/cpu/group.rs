@@ -92,7 +92,10 @@ fn measure(rows: &[Vec<f32>], layout: &Layout) -> GroupRow {
         out_of_range(&norms, peaks[0], layout).then_some(Cause::Range)
     };
     let weights = units.iter().map(|unit| unit * inverse(chord));
-    GroupRow { row, scales: norms.iter().copied().zip(weights).map(|(norm, weight)| [norm, weight]).collect() }
+    GroupRow {
+        row,
+        scales: norms.iter().copied().zip(weights).map(|(norm, weight)| [norm, weight]).collect(),
+    }
 }
 
 /// Whether a stored magnitude or a restored number would leave its type.
@@ -101,9 +104,10 @@ fn out_of_range(norms: &[f32], peak: f32, layout: &Layout) -> bool {
     if layout.mode == Mode::Shared {
         return !norms.iter().all(|&norm| stored(norm));
     }
-    norms[1..].iter().map(|&norm| ratio(norm, norms[0])).any(|ratio| {
-        !stored(ratio) || ratio * peak > layout.dtype.largest() * RATIO_HEADROOM
-    })
+    norms[1..]
+        .iter()
+        .map(|&norm| ratio(norm, norms[0]))
+        .any(|ratio| !stored(ratio) || ratio * peak > layout.dtype.largest() * RATIO_HEADROOM)
 }
 
 /// Folds a group of tensors, one of K or V of every layer.

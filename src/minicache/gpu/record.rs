@@ -2,13 +2,16 @@
 
 use super::super::cache::CAUSE_WORDS;
 use super::super::config::{MergeOptions, Retention};
-use super::super::folded::{Cut, Frame, Layout, PAGE, Page, Totals, check_merge};
+use super::super::cut::{Cut, Frame};
+use super::super::folded::{Layout, PAGE, Page, Totals, check_merge};
 use super::buffers::{Decided, FoldedBuffers, Rows, Source};
 use super::params::{
-    ArrangeParams, AttendParams, GroupMergeParams, GroupSimilarityParams, MergeParams, RestoreParams, RetainParams, SimilarityParams, ThresholdParams,
+    ArrangeParams, AttendParams, GroupMergeParams, GroupSimilarityParams, MergeParams, RestoreParams,
+    RetainParams, SimilarityParams, ThresholdParams,
 };
 use super::variants::{
-    arrange_variant, attend_variant, group_similarity_variant, retain_variant, similarity_variant, store_variant, threshold_variant,
+    arrange_variant, attend_variant, group_similarity_variant, retain_variant, similarity_variant,
+    store_variant, threshold_variant,
 };
 use super::{LANES, Ops, ROW_BYTES, STATUS_BYTES, bind_pair};
 use crate::attention::gpu::Pass;

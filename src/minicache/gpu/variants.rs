@@ -19,8 +19,14 @@ pub(super) fn similarity_variant(layout: &Layout, aligned: bool) -> Variant {
         Const::F32("DTYPE_MAX", layout.dtype.largest().to_bits()),
         mode_constants(layout.mode),
     ];
-    let modules =
-        [Module::Float, Module::Load(layout.dtype), Module::Pair, Module::MiniCacheRow, Module::MiniCacheMeasure, Module::Slerp];
+    let modules = [
+        Module::Float,
+        Module::Load(layout.dtype),
+        Module::Pair,
+        Module::MiniCacheRow,
+        Module::MiniCacheMeasure,
+        Module::Slerp,
+    ];
     Variant::new(Kernel::Similarity, &modules, &constants)
 }
 
@@ -89,8 +95,11 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
         Module::MiniCacheRow,
         Module::MiniCachePage,
     ];
-    let output: &[Module] =
-        if kernel == Kernel::Restore { &[Module::MiniCacheStored, Module::Output] } else { &[Module::MiniCacheWrite] };
+    let output: &[Module] = if kernel == Kernel::Restore {
+        &[Module::MiniCacheStored, Module::Output]
+    } else {
+        &[Module::MiniCacheWrite]
+    };
     Variant::new(kernel, &[&modules, output].concat(), &constants)
 }
 
@@ -132,9 +141,8 @@ pub(crate) fn variants() -> Vec<Variant> {
         variants.push(arrange_variant(&layout));
         for layers in [3, 8].into_iter().filter(|_| mode != Mode::Compat) {
             let layout = Layout { layers, ..layout };
-            variants.extend(
-                [Kernel::GroupMerge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)),
-            );
+            variants
+                .extend([Kernel::GroupMerge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
             variants.push(arrange_variant(&layout));
             let widths = [None, Some(8), Some(32)];
             variants.extend(widths.map(|width| group_similarity_variant(&layout).with_subgroups(width)));

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::super::cache::{Host, HostBlock, Ledger};
-use super::super::folded::{Cut, Folded};
+use super::super::cut::Cut;
+use super::super::folded::Folded;
 use super::super::gpu::FoldedBuffers;
 use super::folds::{Device, DeviceFold};
 use super::{MiniCache, RUN_TOKENS};

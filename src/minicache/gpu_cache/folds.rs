@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::super::cache::{Backing, CAUSE_WORDS, FoldRange, Ledger, Verdict};
-use super::super::folded::{Frame, Layout, Page, Sections, Totals};
+use super::super::cut::Frame;
+use super::super::folded::{Layout, Page, Sections, Totals};
 use super::super::gpu::{Decided, FoldedBuffers, Ops, parse_totals};
 use super::super::join::{Joined, Outline};
 use crate::error::{Error, Result};
-use crate::gpu::block::{RawBlock, copy};
+use crate::gpu::block::{RawBlock, copy, room};
 use crate::gpu::{Gpu, KvView, ReadBack, ReadBackPrepared, Recording, words};
-use crate::tensor::{Shape, Strides, checked_bytes};
+use crate::tensor::Shape;
 
 /// Rows on a device.
 #[derive(Debug)]
@@ -48,6 +49,12 @@ pub(super) struct Known {
     pub(super) totals: Totals,
     pub(super) pages: Vec<Page>,
     pub(super) causes: Vec<u32>,
+}
+
+impl Known {
+    pub(super) fn verdict(self) -> Verdict {
+        Verdict::from_words(self.causes)
+    }
 }
 
 /// Words of a status buffer.
@@ -93,7 +100,7 @@ impl Verdicts {
     }
 
     /// What the host knows of keys and of values.
-    fn known(&self) -> Vec<Known> {
+    pub(super) fn known(&self) -> Vec<Known> {
         let all = words(&self.bytes);
         let mut rest = all.as_slice();
         let parts = self.decided.iter().map(|decided| {
@@ -126,7 +133,8 @@ pub(super) fn decide(
     let cuts = ledger.state(range).and_then(|state| state.cuts.as_ref());
     let blocks = ledger.blocks(range);
     let mut decide = |part: usize| {
-        let views = blocks.iter().filter_map(|&(block, at)| block.views(at, range.tokens).into_iter().nth(part));
+        let views =
+            blocks.iter().filter_map(|&(block, at)| block.views(at, range.tokens).into_iter().nth(part));
         let views: Vec<KvView> = views.collect();
         let frozen = cuts.and_then(|cuts| cuts.get(part)).map(|cut| (cut.as_ref(), frame));
         match views.as_slice() {
@@ -143,13 +151,8 @@ pub(super) fn decide(
 /// Copies the rows of several layers into one tensor `[layers, heads, tokens, dim]`, every row at a whole word.
 pub(super) fn stack(recording: &mut Recording<'_>, gpu: &Gpu, views: &[KvView]) -> Result<KvView> {
     let first = views.first().ok_or_else(|| Error::range("layers folded together", "2 or more", 0))?;
-    let (shape, dtype) = (Shape { batch: views.len(), ..first.shape() }, first.dtype());
-    let pitch = shape.dim.next_multiple_of(4 / dtype.size());
-    let bytes = checked_bytes("layers of a group", &[shape.rows(), pitch], dtype.size())?;
-    let buffer = gpu.storage("layers of a group", bytes as u64)?;
-    let heads = shape.tokens * pitch;
-    let strides = Strides { batch: shape.heads * heads, heads, tokens: pitch };
-    let stacked = KvView::new(&buffer, dtype, shape).strides(strides);
+    let shape = Shape { batch: views.len(), ..first.shape() };
+    let stacked = room(gpu, "layers of a group", shape, first.dtype())?;
     for (layer, view) in views.iter().enumerate() {
         copy(recording, gpu, view, &stacked.part(layer, 0, shape.tokens))?;
     }
@@ -196,15 +199,16 @@ pub(super) fn fold(
     let (mut folds, mut causes) = (Vec::new(), Vec::new());
     for (part, (known, decided)) in verdicts.known().into_iter().zip(&verdicts.decided).enumerate() {
         let buffers = ops.merge(recording, decided, known.totals)?;
-        let fresh = DeviceFold { buffers, pages: known.pages };
+        let fresh = DeviceFold { buffers, pages: known.pages.clone() };
         let fold = match before.and_then(|before| before.get(part)) {
             Some(before) => join(gpu, before, &fresh, moves)?,
             None => fresh,
         };
         folds.push(Arc::new(fold));
-        causes.push(Verdict::from_words(known.causes));
+        causes.push(known.verdict());
     }
-    let incomplete = || Error::Device { what: "fold".to_owned(), cause: "verdicts are incomplete".to_owned() };
+    let incomplete =
+        || Error::Device { what: "fold".to_owned(), cause: "verdicts are incomplete".to_owned() };
     Ok((folds.try_into().map_err(|_| incomplete())?, causes.try_into().map_err(|_| incomplete())?))
 }
 

@@ -61,7 +61,8 @@ impl MiniCache {
         let tails: Vec<&Tail<RawBlock>> = layers.iter().filter_map(|&layer| state.tails.get(layer)).collect();
         let mut start = 0;
         while start < tokens {
-            let pieces: Vec<_> = tails.iter().filter_map(|tail| tail.pieces_of(start, tokens).next()).collect();
+            let pieces: Vec<_> =
+                tails.iter().filter_map(|tail| tail.pieces_of(start, tokens).next()).collect();
             // Blocks of layers that take the same rows begin and end together; the shortest would do as well.
             let Some(count) = pieces.iter().map(|piece| piece.tokens).min() else { break };
             let views = pieces.iter().filter_map(|p| p.rows.views(p.at, count).into_iter().nth(part));

@@ -179,7 +179,8 @@ impl PlaneBuffer {
     /// # Errors
     /// As [`ReadBack::schedule`].
     pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[ReadBack; 2]> {
-        let (store, status) = (ReadBack::prepare(gpu, &[&self.store])?, ReadBack::prepare(gpu, &[&self.status])?);
+        let (store, status) =
+            (ReadBack::prepare(gpu, &[&self.store])?, ReadBack::prepare(gpu, &[&self.status])?);
         Ok([store.record(encoder), status.record(encoder)])
     }
 
