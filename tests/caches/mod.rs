@@ -163,6 +163,19 @@ impl Model {
     }
 }
 
+/// Layers that are similar: every row is a common vector of normal numbers plus a layer's own, so small that two layers' rows
+/// have a cosine of about `cosine`.
+pub fn similar_layers(seed: u64, layers: usize, shape: Shape, cosine: f64) -> Vec<Tensor> {
+    let mut random = Random(seed);
+    let (shared, own) = (cosine.sqrt(), (1.0 - cosine).sqrt());
+    let common = random.normals(shape.elements());
+    let layer = |_| {
+        let numbers = common.iter().map(|x| (shared * x + own * random.normal()) as f32);
+        Tensor::from_f32(&numbers.collect::<Vec<_>>(), DType::F16, shape).unwrap()
+    };
+    (0..layers).map(layer).collect()
+}
+
 /// A whole number below `count`.
 pub fn below(random: &mut Random, count: usize) -> usize {
     (random.uniform() * count as f64) as usize

@@ -16,6 +16,11 @@ impl Golden {
         Self(std::fs::read(&path).unwrap_or_else(|cause| panic!("{path}: {cause}")))
     }
 
+    /// The bytes of the file.
+    pub fn raw(&self) -> &[u8] {
+        &self.0
+    }
+
     pub fn file(&self) -> SafeTensors<'_> {
         SafeTensors::deserialize(&self.0).unwrap()
     }

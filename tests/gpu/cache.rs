@@ -3,14 +3,27 @@
 use kvfold::attention::AttendOptions;
 use kvfold::cache::{LayerShape, Step};
 use kvfold::gpu::ReadBack;
-use kvfold::minicache::{CacheReport, CpuMiniCache, MiniCache};
-use kvfold::{DType, Gpu, KvView, Result, Shape, Strides, Tensor};
+use kvfold::minicache::{
+    CacheOptions, CacheReport, CpuMiniCache, Layer, MergeOptions, MiniCache, Mode, Retention, cpu,
+    pair_layers_depth,
+};
+use kvfold::{DType, Error, Gpu, KvView, Result, Shape, Strides, Tensor};
 
 use crate::Test;
-use crate::caches::{self, Cache, Model, Tolerance};
-use crate::rows::upload;
+use crate::caches::{self, Cache, Model, Tolerance, similar_layers};
+use crate::golden::golden::{Golden, STACK_STEPS};
+use crate::rows::{download, upload};
 
-pub(crate) const TESTS: &[Test] = &[("random_lives_of_a_minicache_agree_with_a_simple_cache", lives)];
+pub(crate) const TESTS: &[Test] = &[
+    ("random_lives_of_a_minicache_agree_with_a_simple_cache", lives),
+    ("a_minicache_folds_while_it_decodes", decoding),
+    ("a_minicache_keeps_one_threshold_after_its_prefill", prefill),
+    ("a_minicache_counts_the_bytes_of_its_buffers", bytes),
+    ("a_minicache_in_compat_agrees_with_the_original", stacks),
+    ("a_fixed_minicache_takes_what_was_reserved", fixed),
+    ("a_long_minicache_attends_a_prefill_chunk", long),
+    ("a_folded_pair_attends_as_its_rows", folded_pair),
+];
 
 /// A cache on a device whose layers all have one shape.
 pub(crate) struct Device {
@@ -122,6 +135,236 @@ fn lives(gpu: &Gpu) -> Result<()> {
     for seed in 0..3 {
         let make = |model: &Model| Ok(Box::new(Device::new(gpu, model)?) as Box<dyn Cache>);
         caches::life(seed, 20, tolerance, make)?;
+    }
+    Ok(())
+}
+
+const HALF: DType = DType::F16;
+
+/// A pair on a device and one on the CPU, of one sequence each.
+fn pair(gpu: &Gpu, shape: LayerShape, options: &CacheOptions) -> Result<(Device, CpuMiniCache)> {
+    let plan = pair_layers_depth(2, 0.0, 2)?;
+    let mut host = CpuMiniCache::new(vec![shape; 2], plan.clone(), options.clone())?;
+    let mut device = Device::new(gpu, &Model::new(shape, plan, options.clone()))?;
+    (host.add_sequence(), device.add_sequence());
+    Ok((device, host))
+}
+
+fn cut(rows: &Tensor, from: usize, to: usize) -> Tensor {
+    let shape = Shape { tokens: to - from, ..rows.shape() };
+    let bytes = shape.iter_rows().flat_map(|(b, h, t)| rows.view().row_bytes(b, h, from + t).to_vec());
+    Tensor::new(bytes.collect(), rows.dtype(), shape).unwrap()
+}
+
+/// A step whose keys serve as values, recorded as an engine would: one encoder for all layers, one submit, no waiting.
+fn step(device: &mut Device, layers: &[Tensor], from: usize, to: usize) -> Result<()> {
+    let gpu = device.gpu.clone();
+    let rows: Vec<KvView> = layers.iter().map(|rows| upload(&gpu, &cut(rows, from, to))).collect();
+    gpu.submit(|encoder| {
+        for (layer, rows) in rows.iter().enumerate() {
+            device.cache.append(encoder, layer, &Step::new(rows, rows))?;
+        }
+        device.cache.commit(encoder)
+    })
+}
+
+/// Commits that never wait fold what comes back, and leave what one big step leaves.
+fn decoding(gpu: &Gpu) -> Result<()> {
+    let shape = LayerShape::new(2, 64, HALF);
+    let layers = similar_layers(1, 2, Shape::new(1, 2, 420, 64)?, 0.97);
+    let options = CacheOptions::default().merge(MergeOptions::default().retention(Retention::Cosine(0.97)));
+    let (mut device, mut host) = pair(gpu, shape, &options)?;
+    step(&mut device, &layers, 0, 70)?;
+    for token in 70..420 {
+        step(&mut device, &layers, token, token + 1)?;
+        // As a frame's end or an engine's own waiting would.
+        gpu.wait_blocking()?;
+    }
+    let folded = device.report().layers[0].folded;
+    assert!(folded >= 420 - 64, "{folded} of 420 tokens folded without settling");
+    device.settle()?;
+    for (layer, rows) in layers.iter().enumerate() {
+        host.append(layer, &Step::new(&rows.view(), &rows.view()))?;
+    }
+    host.settle()?;
+    assert_eq!(device.report().layers, host.report().layers);
+    let (mut whole, _) = pair(gpu, shape, &options)?;
+    step(&mut whole, &layers, 0, 420)?;
+    whole.settle()?;
+    for layer in 0..2 {
+        assert_eq!(device.restore(layer)?, whole.restore(layer)?, "bit for bit, layer {layer}");
+    }
+    Ok(())
+}
+
+/// Fraction and Range decide once, in whatever blocks the prefill stands.
+fn prefill(gpu: &Gpu) -> Result<()> {
+    let shape = LayerShape::new(2, 64, HALF);
+    let layers = similar_layers(5, 2, Shape::new(1, 2, 500, 64)?, 0.9);
+    for retention in [Retention::Fraction(0.25), Retention::Range(0.4)] {
+        let options = CacheOptions::default().merge(MergeOptions::default().retention(retention));
+        let (mut device, mut host) = pair(gpu, shape, &options)?;
+        for (from, to) in [(0, 50), (50, 330), (330, 500)] {
+            step(&mut device, &layers, from, to)?;
+            for (layer, rows) in layers.iter().enumerate() {
+                let rows = cut(rows, from, to);
+                host.append(layer, &Step::new(&rows.view(), &rows.view()))?;
+            }
+            if to == 330 {
+                assert_eq!(device.report().layers[0].folded, 0);
+                gpu.submit(|encoder| device.cache.end_prefill(encoder, 0))?;
+                host.end_prefill(0)?;
+            }
+        }
+        device.settle()?;
+        host.settle()?;
+        // A cosine within rounding of the threshold may fall on either side.
+        let (have, want) = (device.report().layers[1], host.report().layers[1]);
+        assert_eq!(have.folded, want.folded);
+        for (have, want) in [(have.keys, want.keys), (have.values, want.values)] {
+            assert_eq!(have.sink, want.sink);
+            assert!(have.rule.abs_diff(want.rule) <= 1, "{have:?} {want:?}");
+        }
+        let file = device.cache.save_blocking()?;
+        assert_eq!(MiniCache::load(gpu, &file)?.save_blocking()?, file, "frozen thresholds go along");
+    }
+    Ok(())
+}
+
+/// `bytes` is what the device has allocated under the cache's names, where its allocator tells.
+fn bytes(gpu: &Gpu) -> Result<()> {
+    let held = |gpu: &Gpu| {
+        let report = gpu.device().generate_allocator_report()?;
+        let ours = ["raw keys", "raw values", "folded pair"];
+        let live = report.allocations.iter().filter(|one| ours.iter().any(|name| one.name.contains(name)));
+        Some(live.map(|one| one.size).sum::<u64>())
+    };
+    gpu.wait_blocking()?;
+    let before = held(gpu);
+    let shape = LayerShape::new(2, 128, HALF);
+    let layers = similar_layers(7, 2, Shape::new(1, 2, 1024, 128)?, 0.97);
+    let (mut device, _) = pair(gpu, shape, &CacheOptions::default())?;
+    step(&mut device, &layers, 0, 1024)?;
+    device.settle()?;
+    gpu.wait_blocking()?;
+    let report = device.report();
+    assert_eq!(report.bytes, report.payload_bytes, "no block is left");
+    assert!(report.raw_bytes as f64 / report.bytes as f64 > 1.9, "{report:?}");
+    if let (Some(before), Some(after)) = (before, held(gpu)) {
+        // The allocator rounds each of the two buffers up to its alignment.
+        let live = after - before;
+        assert!(live >= report.bytes && live < report.bytes + 2 * 4096, "{live} of {}", report.bytes);
+    }
+    device.clear(0)?;
+    assert_eq!((device.report().bytes, device.cache.scratch_bytes()), (0, 0));
+    Ok(())
+}
+
+/// The original's stacks: rebuilt rows as the CPU's cache has them, and the original's figures.
+fn stacks(gpu: &Gpu) -> Result<()> {
+    for (name, layers, group) in [("minicache_stack_g2", 6, 2), ("minicache_stack_g3", 7, 3)] {
+        let golden = Golden::open(name);
+        let merge = MergeOptions::default().mode(Mode::Compat).retention(Retention::Cosine(0.9)).sinks(0);
+        let (plan, options) = (pair_layers_depth(layers, 0.5, group)?, CacheOptions::default().merge(merge));
+        let shape = LayerShape::new(2, 64, HALF);
+        let mut host = CpuMiniCache::new(vec![shape; layers], plan.clone(), options.clone())?;
+        let mut device = Device::new(gpu, &Model::new(shape, plan, options))?;
+        (host.add_sequence(), device.add_sequence());
+        for (step, tokens) in STACK_STEPS.into_iter().enumerate() {
+            for layer in 0..layers {
+                let rows = |part| golden.f32(&format!("in/l{layer}/s{step}/{part}"));
+                let tensor = |part| Tensor::from_f32(&rows(part), HALF, Shape::new(1, 2, tokens, 64).unwrap());
+                let rows = [tensor("k")?, tensor("v")?];
+                device.append(layer, &rows, &[tokens as u32])?;
+                host.append(layer, &Step::new(&rows[0].view(), &rows[1].view()))?;
+            }
+        }
+        device.settle()?;
+        assert_eq!(device.cache.original_accounting(), host.original_accounting(), "{name}");
+        for layer in 0..layers {
+            for (have, want) in device.restore(layer)?.iter().zip(&host.restore(layer)?) {
+                let (have, want) = (have.view().to_f32(), want.view().to_f32());
+                let close = |(x, y): (&f32, &f32)| (x - y).abs() <= 2f32.powi(-10) * y.abs().max(2f32.powi(-14));
+                assert!(have.iter().zip(&want).all(close), "{name} layer {layer}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn fixed(gpu: &Gpu) -> Result<()> {
+    let shape = LayerShape::new(1, 16, HALF);
+    let layers = similar_layers(4, 2, Shape::new(1, 1, 300, 16)?, 0.97);
+    let (mut device, _) = pair(gpu, shape, &CacheOptions::default().fixed(true))?;
+    let refused = step(&mut device, &layers, 0, 1).unwrap_err();
+    assert!(matches!(refused, Error::Capacity { need: 1, have: 0, .. }), "{refused}");
+    device.cache.reserve_blocking(0, 300)?;
+    let reserved = device.report().bytes;
+    step(&mut device, &layers, 0, 200)?;
+    assert_eq!(device.report().bytes, reserved, "an append allocates nothing");
+    let refused = device.cache.reserve_blocking(0, usize::MAX / 1024).unwrap_err();
+    assert!(matches!(refused, Error::Limit { .. } | Error::Overflow { .. } | Error::OutOfMemory { .. }), "{refused}");
+    Ok(())
+}
+
+/// More partial results than one call may keep: later stores add to those of earlier ones.
+fn long(gpu: &Gpu) -> Result<()> {
+    let tokens = 20_000;
+    let shape = LayerShape::new(1, 16, HALF);
+    let layers = similar_layers(6, 2, Shape::new(1, 1, tokens, 16)?, 0.97);
+    let (mut device, mut host) = pair(gpu, shape, &CacheOptions::default())?;
+    step(&mut device, &layers, 0, tokens)?;
+    for (layer, rows) in layers.iter().enumerate() {
+        host.append(layer, &Step::new(&rows.view(), &rows.view()))?;
+    }
+    device.settle()?;
+    host.settle()?;
+    assert_eq!(device.report().layers, host.report().layers);
+    let queries = &similar_layers(8, 1, Shape::new(1, 7, 40, 16)?, 0.5)[0];
+    for options in [AttendOptions::default().causal(true), AttendOptions::default().window(3000)] {
+        let (have, want) = (device.attend(1, queries, &options)?, host.attend(1, &queries.view(), &options)?);
+        for (x, y) in have.iter().zip(&want) {
+            assert!((x - y).abs() <= 2e-3, "{x} {y}");
+        }
+    }
+    Ok(())
+}
+
+/// The operation on a folded pair, batched, against its twin and against exact attention over its restored rows.
+fn folded_pair(gpu: &Gpu) -> Result<()> {
+    let ops = kvfold::minicache::gpu::Ops::new(gpu);
+    for (seed, dtype) in (0..).zip(DType::ALL) {
+        for mode in [Mode::Shared, Mode::Anchor, Mode::Compat] {
+            let options = MergeOptions::default().mode(mode);
+            let parts = [Shape::new(2, 2, 75, 24)?, Shape::new(2, 2, 75, 9)?];
+            let pairs = parts.map(|shape| crate::rows::pair(seed, shape, dtype));
+            let mut folds = Vec::new();
+            for [lower, upper] in &pairs {
+                let (lower, upper) = (upload(gpu, lower), upload(gpu, upper));
+                let mut decision = gpu.submit(|encoder| ops.encode_decide(encoder, &lower, &upper, &options))?;
+                gpu.block_on(decision.totals())?;
+                folds.push(gpu.submit(|encoder| ops.encode_merge(encoder, &decision))?);
+            }
+            let queries = similar_layers(9, 1, Shape::new(2, 6, 3, 24)?, 0.5).remove(0);
+            let views = upload(gpu, &queries);
+            let output = KvView::new(&gpu.storage("output", 2 * 6 * 3 * 9 * 4)?, DType::F32, Shape::new(2, 6, 3, 9)?);
+            let attend = AttendOptions::default().causal(true);
+            for which in [Layer::Lower, Layer::Upper] {
+                gpu.submit(|encoder| {
+                    let (keys, values) = (&folds[0], &folds[1]);
+                    ops.encode_attend(encoder, &views, keys, values, which, Some(&[75, 33]), &attend, &output)
+                })?;
+                let have = download(gpu, &output).view().to_f32();
+                let twins = pairs.each_ref().map(|[lower, upper]| cpu::merge(&lower.view(), &upper.view(), &options));
+                let [keys, values] = twins;
+                let (keys, values) = (keys?, values?);
+                let want = cpu::attend(&queries.view(), &keys, &values, which, Some(&[75, 33]), &attend)?;
+                let largest = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+                for (x, y) in have.iter().zip(&want) {
+                    assert!((x - y).abs() <= 4e-3 * largest, "{x} {y}, {dtype} {mode:?} {which:?}");
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -8,6 +8,14 @@
     reason = "a test that panics is a test that fails"
 )]
 
+#[path = "../golden/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod golden;
+mod groups;
+mod refusals;
+mod stacks;
+mod store;
+
 #[path = "../caches/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod caches;
