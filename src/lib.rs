@@ -28,6 +28,8 @@
     )
 )]
 
+#[cfg(feature = "align")]
+pub mod align;
 pub mod attention;
 pub mod cache;
 pub mod capture;

@@ -17,7 +17,7 @@ const WORKGROUP: usize = 128;
 /// Workgroups that an attention pass aims for: enough to fill a large GPU once. More splits cost more combining.
 const TARGET_WORKGROUPS: usize = 1024;
 /// Bytes that the partial results of one call over many stores may take; one split of each query always fits.
-const MAX_PARTIAL_BYTES: usize = 64 << 20;
+const MAX_PARTIAL_BYTES: usize = 16 << 20;
 
 /// `Attention` of shaders/common/attention.wgsl.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

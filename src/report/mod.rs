@@ -67,6 +67,14 @@ pub struct Progress {
     pub of: usize,
 }
 
+impl Progress {
+    /// So many steps of so many.
+    #[cfg(feature = "align")]
+    pub(crate) const fn new(done: usize, of: usize) -> Self {
+        Self { done, of }
+    }
+}
+
 /// Measures a capture. `progress` is told of every step, first with none done; when it returns false the work ends.
 ///
 /// # Errors

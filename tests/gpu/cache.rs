@@ -11,7 +11,7 @@ use kvfold::{DType, Error, Gpu, KvView, Result, Shape, Strides, Tensor};
 
 use crate::Test;
 use crate::caches::{self, Cache, Model, Tolerance, similar_layers};
-use crate::golden::golden::{Golden, STACK_STEPS};
+use crate::golden::reader::{Golden, STACK_STEPS};
 use crate::rows::{download, upload};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_minicache_counts_the_bytes_of_its_buffers", bytes),
     ("a_minicache_in_compat_agrees_with_the_original", stacks),
     ("a_fixed_minicache_takes_what_was_reserved", fixed),
-    ("a_long_minicache_attends_a_prefill_chunk", long),
+    ("a_minicache_of_many_blocks_attends_many_queries", long),
     ("a_folded_pair_attends_as_its_rows", folded_pair),
 ];
 
@@ -132,9 +132,9 @@ fn tolerance(model: &Model) -> Tolerance {
 }
 
 fn lives(gpu: &Gpu) -> Result<()> {
-    for seed in 0..3 {
+    for seed in 0..2 {
         let make = |model: &Model| Ok(Box::new(Device::new(gpu, model)?) as Box<dyn Cache>);
-        caches::life(seed, 20, tolerance, make)?;
+        caches::life(seed, 16, tolerance, make)?;
     }
     Ok(())
 }
@@ -171,17 +171,17 @@ fn step(device: &mut Device, layers: &[Tensor], from: usize, to: usize) -> Resul
 /// Commits that never wait fold what comes back, and leave what one big step leaves.
 fn decoding(gpu: &Gpu) -> Result<()> {
     let shape = LayerShape::new(2, 64, HALF);
-    let layers = similar_layers(1, 2, Shape::new(1, 2, 420, 64)?, 0.97);
+    let layers = similar_layers(1, 2, Shape::new(1, 2, 170, 64)?, 0.97);
     let options = CacheOptions::default().merge(MergeOptions::default().retention(Retention::Cosine(0.97)));
     let (mut device, mut host) = pair(gpu, shape, &options)?;
     step(&mut device, &layers, 0, 70)?;
-    for token in 70..420 {
+    for token in 70..170 {
         step(&mut device, &layers, token, token + 1)?;
         // As a frame's end or an engine's own waiting would.
         gpu.wait_blocking()?;
     }
     let folded = device.report().layers[0].folded;
-    assert!(folded >= 420 - 64, "{folded} of 420 tokens folded without settling");
+    assert!(folded >= 96, "{folded} of 170 tokens folded without settling");
     device.settle()?;
     for (layer, rows) in layers.iter().enumerate() {
         host.append(layer, &Step::new(&rows.view(), &rows.view()))?;
@@ -189,7 +189,7 @@ fn decoding(gpu: &Gpu) -> Result<()> {
     host.settle()?;
     assert_eq!(device.report().layers, host.report().layers);
     let (mut whole, _) = pair(gpu, shape, &options)?;
-    step(&mut whole, &layers, 0, 420)?;
+    step(&mut whole, &layers, 0, 170)?;
     whole.settle()?;
     for layer in 0..2 {
         assert_eq!(device.restore(layer)?, whole.restore(layer)?, "bit for bit, layer {layer}");
@@ -307,25 +307,26 @@ fn fixed(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// More partial results than one call may keep: later stores add to those of earlier ones.
+/// Many stores, and more partial results than one call may keep: later stores add to those of earlier ones.
 fn long(gpu: &Gpu) -> Result<()> {
-    let tokens = 20_000;
-    let shape = LayerShape::new(1, 16, HALF);
-    let layers = similar_layers(6, 2, Shape::new(1, 1, tokens, 16)?, 0.97);
-    let (mut device, mut host) = pair(gpu, shape, &CacheOptions::default())?;
-    step(&mut device, &layers, 0, tokens)?;
-    for (layer, rows) in layers.iter().enumerate() {
-        host.append(layer, &Step::new(&rows.view(), &rows.view()))?;
+    let shape = LayerShape::new(1, 4, HALF).value_dim(512);
+    let options = CacheOptions::default();
+    let plan = pair_layers_depth(1, 0.0, 2)?;
+    let mut host = CpuMiniCache::new(vec![shape], plan.clone(), options.clone())?;
+    let mut device = Device::new(gpu, &Model::new(shape, plan, options))?;
+    (host.add_sequence(), device.add_sequence());
+    for seed in 0..5 {
+        let rows = |dim| similar_layers(seed, 1, Shape::new(1, 1, 128, dim).unwrap(), 0.5).remove(0);
+        let rows = [rows(4), rows(512)];
+        device.append(0, &rows, &[128])?;
+        host.append(0, &Step::new(&rows[0].view(), &rows[1].view()))?;
     }
-    device.settle()?;
-    host.settle()?;
-    assert_eq!(device.report().layers, host.report().layers);
-    let queries = &similar_layers(8, 1, Shape::new(1, 7, 40, 16)?, 0.5)[0];
-    for options in [AttendOptions::default().causal(true), AttendOptions::default().window(3000)] {
-        let (have, want) = (device.attend(1, queries, &options)?, host.attend(1, &queries.view(), &options)?);
-        for (x, y) in have.iter().zip(&want) {
-            assert!((x - y).abs() <= 2e-3, "{x} {y}");
-        }
+    let queries = &similar_layers(8, 1, Shape::new(1, 8, 260, 4)?, 0.5)[0];
+    let causal = AttendOptions::default().causal(true);
+    let (have, want) = (device.attend(0, queries, &causal)?, host.attend(0, &queries.view(), &causal)?);
+    // f32 sums of 640 terms in another order.
+    for (x, y) in have.iter().zip(&want) {
+        assert!((x - y).abs() <= 1e-5, "{x} {y}");
     }
     Ok(())
 }

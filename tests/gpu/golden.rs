@@ -15,7 +15,7 @@ use crate::rows::upload;
 
 #[path = "../golden/mod.rs"]
 #[allow(unreachable_pub, reason = "the reader is shared with suites that are crates of their own")]
-mod reader;
+pub(crate) mod reader;
 use reader::{
     Golden, STACK_STEPS, codes_of, long_keys, original_f16_codes, packed_bytes, stack_rows, values_of,
 };
