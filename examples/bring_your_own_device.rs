@@ -3,8 +3,9 @@
 //! `cargo run --example bring_your_own_device`
 
 use kvfold::attention::AttendOptions;
+use kvfold::cache::{LayerShape, Step};
 use kvfold::gpu::ReadBack;
-use kvfold::qjl::{KeyScale, Projection, ProjectionKind, gpu::Ops};
+use kvfold::minicache::{CacheOptions, MiniCache, pair_layers_depth};
 use kvfold::{DType, Gpu, KvView, Shape, wgpu};
 
 /// The engine's side: a device with no optional feature at all, as any host might have made it.
@@ -35,30 +36,42 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Gpu::from_wgpu(device.clone(), queue.clone())?;
     println!("{} ({})", gpu.caps().adapter, gpu.caps().backend);
 
-    // Keys and values of 8 KV heads, one query for each of 32 query heads; the engine keeps them in one arena.
-    let (cache, query) = (Shape::new(1, 8, 1024, 128)?, Shape::new(1, 32, 1, 128)?);
-    let arena = tensor(&device, 2 * cache.elements() + query.elements());
-    let keys = KvView::new(&arena, DType::F16, cache);
-    let values = KvView::new(&arena, DType::F16, cache).at(cache.elements());
-    let queries = KvView::new(&arena, DType::F16, query).at(2 * cache.elements());
-    let output = KvView::new(&gpu.storage("output", query.bytes(DType::F32) as u64)?, DType::F32, query);
+    // Four layers of 8 KV heads, the deeper half folded as a pair; one sequence.
+    let (layers, shape) = (4, LayerShape::new(8, 128, DType::F16));
+    let plan = pair_layers_depth(layers, 0.5, 2)?;
+    let mut cache = MiniCache::new(&gpu, vec![shape; layers], plan, CacheOptions::default())?;
+    cache.add_sequence();
 
-    // Everything is recorded into the engine's own encoder, and the engine submits it.
-    let ops = Ops::new(&gpu);
-    let projection = ops.upload_projection(&Projection::new(ProjectionKind::Orthogonal, 128, 512, 42)?)?;
+    // A prompt of 256 tokens and three single ones. Of each step all layers go into the engine's own encoder and one submit.
+    let query = Shape::new(1, 32, 1, 128)?;
+    let output = KvView::new(&gpu.storage("output", query.bytes(DType::F32) as u64)?, DType::F32, query);
+    for tokens in [256, 1, 1, 1] {
+        let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let rows = Shape::new(1, 8, tokens, 128)?;
+        for layer in 0..layers {
+            let arena = tensor(&device, 2 * rows.elements() + query.elements());
+            let keys = KvView::new(&arena, DType::F16, rows);
+            let values = keys.clone().at(rows.elements());
+            let queries = KvView::new(&arena, DType::F16, query).at(2 * rows.elements());
+            cache.append(&mut encoder, layer, &Step::new(&keys, &values))?;
+            cache.attend(&mut encoder, layer, &queries, &output, &AttendOptions::default())?;
+        }
+        cache.commit(&mut encoder)?;
+        queue.submit([encoder.finish()]);
+    }
+
+    cache.settle_blocking()?;
+    let report = cache.report();
+    println!(
+        "{} tokens: {} bytes raw, {} held, {} needed",
+        cache.len(0)?,
+        report.raw_bytes,
+        report.bytes,
+        report.payload_bytes
+    );
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    let sketch = ops.encode_quantize(&mut encoder, &keys, &projection, KeyScale::Norm)?;
-    let codes = ops.encode_quantize_values(&mut encoder, &values)?;
-    let options = AttendOptions::default().causal(true);
-    ops.encode_attend(&mut encoder, &queries, &sketch, &codes, &projection, None, &options, &output)?;
     let read_back = ReadBack::schedule(&gpu, &mut encoder, output.buffer())?;
     queue.submit([encoder.finish()]);
-
-    let (before, after) = (2 * cache.bytes(DType::F16) as u64, sketch.bytes() + codes.bytes());
-    println!(
-        "keys and values: {before} bytes raw, {after} folded, ratio {:.2}",
-        before as f64 / after as f64
-    );
     let bytes = read_back.wait_blocking()?;
     let first = bytes.as_chunks::<4>().0.iter().take(4).map(|&b| f32::from_le_bytes(b)).collect::<Vec<_>>();
     println!("attention output begins {first:?}");

@@ -6,6 +6,8 @@
 //! concatenated. It is fitted on the first half of every sequence and judged on the second, so that what it says is not
 //! what it was fitted to. Folding such a pair takes a matrix per pair and, for keys, turning every row back before RoPE.
 
+use std::ops::Range;
+
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +52,9 @@ pub struct Aligned {
     pub head: Option<f64>,
 }
 
+/// Finite rows of both layers, the lower one's first.
+type Both<'a> = (&'a Vec<f64>, &'a Vec<f64>);
+
 /// Rows of whole tokens, `[tokens][heads * dim]`: those to fit, and those to judge.
 struct Rows {
     heads: usize,
@@ -78,7 +83,9 @@ pub fn align(capture: &Capture, progress: &mut dyn FnMut(Progress) -> bool) -> R
         all.push(Alignment {
             lower,
             upper,
-            keys: both(&|layer| Ok(held(capture, layer).keys.as_ref().map(|keys| rows(capture, keys, None))))?,
+            keys: both(&|layer| {
+                Ok(held(capture, layer).keys.as_ref().map(|keys| rows(capture, keys, None)))
+            })?,
             keys_pre_rope: both(&|layer| pre_rope(capture, layer))?,
             values: both(&|layer| Ok(Some(rows(capture, &held(capture, layer).values, None))))?,
         });
@@ -132,8 +139,8 @@ fn aligned(lower: &Rows, upper: &Rows) -> Option<Aligned> {
     if lower.heads != upper.heads || channels != of_upper || channels == 0 {
         return None;
     }
-    let finite = |(a, b): &(&Vec<f64>, &Vec<f64>)| a.iter().chain(b.iter()).all(|x| x.is_finite());
-    let pairs = |a, b| -> Vec<(&Vec<f64>, &Vec<f64>)> { Iterator::zip(a, b).filter(finite).collect() };
+    let finite = |(a, b): &Both<'_>| a.iter().chain(b.iter()).all(|x| x.is_finite());
+    let pairs = |a, b| -> Vec<Both<'_>> { Iterator::zip(a, b).filter(finite).collect() };
     let fit = pairs(lower.fit.iter(), upper.fit.iter());
     let judge = pairs(lower.judge.iter(), upper.judge.iter());
     let dim = channels / lower.heads;
@@ -157,26 +164,24 @@ fn aligned(lower: &Rows, upper: &Rows) -> Option<Aligned> {
 }
 
 /// The rotation that maps the upper rows' channels onto the lower's; `None` where there are no rows or it was not found.
-fn rotation(fit: &[(&Vec<f64>, &Vec<f64>)], channels: &std::ops::Range<usize>) -> Option<DMatrix<f64>> {
+fn rotation(fit: &[Both<'_>], channels: &Range<usize>) -> Option<DMatrix<f64>> {
     let count = channels.len();
-    let matrix = |of: fn(&(&Vec<f64>, &Vec<f64>)) -> Vec<f64>| {
-        let rows = fit.iter().flat_map(|pair| of(pair).get(channels.clone()).unwrap_or_default().to_vec());
-        DMatrix::from_row_iterator(fit.len(), count, rows)
+    let matrix = |upper: bool| {
+        let rows = fit
+            .iter()
+            .flat_map(|&(a, b)| if upper { b } else { a }.get(channels.clone()).unwrap_or_default());
+        DMatrix::from_row_iterator(fit.len(), count, rows.copied())
     };
     if fit.is_empty() {
         return None;
     }
-    let (lower, upper) = (matrix(|pair| pair.0.clone()), matrix(|pair| pair.1.clone()));
+    let (lower, upper) = (matrix(false), matrix(true));
     let svd = lower.tr_mul(&upper).try_svd(true, true, f64::EPSILON, 0)?;
     Some(svd.u? * svd.v_t?)
 }
 
 /// Mean cosine of the lower rows and the turned upper ones; a zero row counts as 0.
-fn cosine(
-    judge: &[(&Vec<f64>, &Vec<f64>)],
-    channels: &std::ops::Range<usize>,
-    rotation: Option<&DMatrix<f64>>,
-) -> Option<f64> {
+fn cosine(judge: &[Both<'_>], channels: &Range<usize>, rotation: Option<&DMatrix<f64>>) -> Option<f64> {
     let mut sum = 0.0;
     for (lower, upper) in judge {
         let lower = DMatrix::from_column_slice(channels.len(), 1, lower.get(channels.clone())?);

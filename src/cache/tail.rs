@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Rows of one block.
 #[derive(Debug)]
@@ -129,6 +129,11 @@ impl<B> Tail<B> {
 
     /// This tail with room for `tokens` more.
     pub(crate) fn reserved(&self, tokens: usize, make: &mut impl MakeBlock<B>) -> Result<Self> {
+        let (need, have) = ((self.end as u64).saturating_add(tokens as u64), u64::from(u32::MAX));
+        if need > have {
+            // Kernels count tokens in 32 bits.
+            return Err(Error::Limit { what: "tokens of a sequence", need, have });
+        }
         let mut tail = self.clone();
         while tail.room() < tokens {
             let start = tail.blocks.last().map_or(tail.end, Block::end);

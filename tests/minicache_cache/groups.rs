@@ -32,7 +32,8 @@ fn a_group_is_restored_from_the_mean_of_its_directions() {
         let mut merged = 0;
         for ((_, head, token), found) in shape.iter_rows().zip(&rows) {
             let given: Vec<_> = members.iter().map(|m| direction(&row_of(m, head, token))).collect();
-            let cosine = |a: usize, b: usize| given[a].1.iter().zip(&given[b].1).map(|(x, y)| x * y).sum::<f64>();
+            let cosine =
+                |a: usize, b: usize| given[a].1.iter().zip(&given[b].1).map(|(x, y)| x * y).sum::<f64>();
             let smallest = (0..layers).flat_map(|a| (0..a).map(move |b| (a, b))).map(|(a, b)| cosine(a, b));
             let smallest = smallest.fold(1.0, f64::min);
             assert!((smallest - f64::from(found.row.cosine)).abs() < 1e-6, "{smallest} {}", found.row.cosine);

@@ -94,11 +94,15 @@ fn plans_and_shapes_that_cannot_be_folded_are_named() {
     let error = new(vec![SHAPE; 9], nine.clone(), plain());
     assert_eq!(error.to_string(), "layers folded together: wanted 2 to 8, had 9");
     let compat = plain().merge(MergeOptions::default().mode(Mode::Compat));
-    assert!(CpuMiniCache::new(vec![SHAPE; 9], nine, compat).is_ok(), "the original pairs each with the lowest");
+    assert!(
+        CpuMiniCache::new(vec![SHAPE; 9], nine, compat).is_ok(),
+        "the original pairs each with the lowest"
+    );
     let three = pair_layers_depth(3, 0.0, 3).unwrap();
     let error = new(vec![SHAPE; 3], three, plain().merge(MergeOptions::default().slerp_t(0.3)));
     assert_eq!(error.to_string(), "slerp_t of a group of more than two: wanted 0.5, had 0.3");
-    let error = new(vec![SHAPE; 2], plan(), plain().merge(MergeOptions::default().retention(Retention::Cosine(2.0))));
+    let error =
+        new(vec![SHAPE; 2], plan(), plain().merge(MergeOptions::default().retention(Retention::Cosine(2.0))));
     assert!(matches!(error, Error::Range { .. }), "{error}");
 }
 
@@ -108,7 +112,7 @@ fn ragged_sequences_attend_as_their_rows() {
     let shape = LayerShape::new(1, 80, DType::F16);
     let plan = pair_layers_depth(2, 0.0, 2).unwrap();
     let mut cache = CpuMiniCache::new(vec![shape; 2], plan, CacheOptions::default()).unwrap();
-    (0..3).for_each(|_| drop(cache.add_sequence()));
+    while cache.add_sequence() < 2 {}
     let layers = similar_layers(2, 2, Shape::new(3, 1, 777, 80).unwrap(), 0.97);
     for (layer, rows) in layers.iter().enumerate() {
         let rows = rows.view();
@@ -124,8 +128,5 @@ fn ragged_sequences_attend_as_their_rows() {
     layers[1].view().read_row(1, 0, 0, &mut only);
     assert_eq!(&out[560..640], &only, "a single row has all the weight");
     assert!(out[1120..].iter().all(|x| x.is_finite() && *x != 0.0));
-    assert!(matches!(
-        cache.attend(1, &rows(1).view(), &AttendOptions::default()),
-        Err(Error::Shape { .. })
-    ));
+    assert!(matches!(cache.attend(1, &rows(1).view(), &AttendOptions::default()), Err(Error::Shape { .. })));
 }

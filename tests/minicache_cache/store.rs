@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvfold::cache::{LayerShape, Step};
-use kvfold::minicache::{
-    CacheOptions, CpuMiniCache, MergeOptions, Mode, Retention, cpu, pair_layers_depth,
-};
+use kvfold::minicache::{CacheOptions, CpuMiniCache, MergeOptions, Mode, Retention, cpu, pair_layers_depth};
 use kvfold::{DType, Error, Shape, Tensor};
 
 use crate::caches::{Random, similar_layers};
@@ -29,10 +27,8 @@ fn append(cache: &mut CpuMiniCache, layers: &[Tensor], from: usize, to: usize) {
 
 fn cut(rows: &Tensor, from: usize, to: usize) -> Tensor {
     let shape = Shape { tokens: to - from, ..rows.shape() };
-    let rows: Vec<u8> = shape
-        .iter_rows()
-        .flat_map(|(b, h, t)| rows.view().row_bytes(b, h, from + t).to_vec())
-        .collect();
+    let rows: Vec<u8> =
+        shape.iter_rows().flat_map(|(b, h, t)| rows.view().row_bytes(b, h, from + t).to_vec()).collect();
     Tensor::new(rows, DType::F16, shape).unwrap()
 }
 

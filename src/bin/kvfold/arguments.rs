@@ -57,6 +57,9 @@ pub(crate) struct ReportArguments {
     /// Print one JSON object (docs/report.schema.json)
     #[arg(long)]
     pub(crate) json: bool,
+    /// Also say how similar layers become under the best rotation, fitted on the first half of the tokens
+    #[arg(long)]
+    pub(crate) align: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! `kvfold report`.
 
+mod align;
 mod planes;
 mod tables;
 
@@ -42,11 +43,16 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<String> {
     bar.finish_and_clear();
     let mut report = report?;
     report.fallback = report.fallback.or(choice.fallback);
+    let alignment = match arguments.align {
+        true => Some(kvfold::align::align(&capture, &mut |_| true)?),
+        false => None,
+    };
     if arguments.json {
-        return Ok(text::json(&report));
+        return Ok(text::json(&align::Aligned { report: &report, alignment }));
     }
     let source = arguments.file.as_deref().map_or_else(|| "the bundled sample".into(), Path::to_string_lossy);
-    Ok(tables::report(&report, &source, start.elapsed()))
+    let alignment = alignment.map(|alignment| align::section(&alignment)).unwrap_or_default();
+    Ok(tables::report(&report, &source, start.elapsed()) + &alignment)
 }
 
 /// A bar on a terminal. Where JSON goes to a pipe, another program has the terminal.

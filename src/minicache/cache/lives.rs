@@ -115,7 +115,7 @@ impl<S: Backing> Ledger<S> {
     }
 
     /// Every block and fold once, however many sequences share it.
-    pub(crate) fn unique(&self) -> (Vec<&Arc<S::Block>>, Vec<&Arc<S::Fold>>) {
+    pub(crate) fn unique(&self) -> Unique<'_, S> {
         let tails = self.sequences.iter().flat_map(|sequence| &sequence.tails);
         let blocks = tails.flat_map(|tail| tail.blocks().iter().map(|block| &block.rows));
         let groups = self.sequences.iter().flat_map(|sequence| &sequence.groups);
@@ -123,6 +123,9 @@ impl<S: Backing> Ledger<S> {
         (unique(blocks), unique(folds))
     }
 }
+
+/// Blocks and folds.
+type Unique<'a, S> = (Vec<&'a Arc<<S as Backing>::Block>>, Vec<&'a Arc<<S as Backing>::Fold>>);
 
 fn unique<'a, T>(all: impl Iterator<Item = &'a Arc<T>>) -> Vec<&'a Arc<T>> {
     let mut seen = std::collections::HashSet::new();
