@@ -34,7 +34,6 @@ fn report(arguments: &[&str]) -> Value {
 fn sample(gpu: &Gpu) -> kvfold::Result<()> {
     let caps = gpu.caps();
     let mut arguments = vec!["--adapter", &caps.adapter];
-    arguments.extend((!caps.f16).then_some("--no-f16"));
     arguments.extend(caps.subgroups.is_none().then_some("--no-subgroups"));
     let mut on_device = report(&arguments);
     let on_cpu = report(&["--backend", "cpu"]);
@@ -52,7 +51,7 @@ fn sample(gpu: &Gpu) -> kvfold::Result<()> {
 }
 
 fn main() -> ExitCode {
-    let gpu = device::open(|| Gpu::request_blocking(device::request(true, true)));
+    let gpu = device::open(|| Gpu::request_blocking(device::request(true)));
     let trials = vec![device::trial("the_sample_gives_the_figures_of_the_cpu".to_owned(), &gpu, sample)];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -11,45 +11,67 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> queries: array<u32>;
-@group(0) @binding(2) var<storage, read> keys: array<Word>;
-@group(0) @binding(3) var<storage, read> values: array<Word>;
+@group(0) @binding(2) var<storage, read> keys: array<u32>;
+@group(0) @binding(3) var<storage, read> values: array<u32>;
 @group(0) @binding(4) var<storage, read> spans: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> partials: array<f32>;
+
+// kvfold's DType as a number.
+const BF16: u32 = 1u;
+const F32: u32 = 2u;
 
 const PAIRS: u32 = (HEAD_DIM + 1u) / 2u;
 
 var<workgroup> query: array<vec2<f32>, PAIRS>;
 
-fn query_number(query_row: u32, channel: u32) -> f32 {
+fn query_at(query_row: u32, channel: u32) -> u32 {
     let head = query_row / params.attention.queries;
-    let at = params.query.x + (head / params.attention.query_heads) * params.query.y
+    return params.query.x + (head / params.attention.query_heads) * params.query.y
         + (head % params.attention.query_heads) * params.query.z
         + (query_row % params.attention.queries) * params.query.w + channel;
-    if (QUERY_DTYPE == 2u) {
-        return bitcast<f32>(queries[at]);
-    }
-    let word = queries[at >> 1u];
+}
+
+// Queries have a type of their own: a number's word, and the bits that only NaN and infinity have all set.
+fn query_word(at: u32) -> u32 {
+    return queries[select(at >> 1u, at, QUERY_DTYPE == F32)];
+}
+
+fn query_is_finite_at(at: u32) -> bool {
+    let half_exponent = select(0x7c00u, 0x7f80u, QUERY_DTYPE == BF16);
+    let packed_exponent = select(half_exponent, half_exponent << 16u, (at & 1u) == 1u);
+    let exponent = select(packed_exponent, 0x7f800000u, QUERY_DTYPE == F32);
+    return (query_word(at) & exponent) != exponent;
+}
+
+fn query_number(at: u32) -> f32 {
+    let word = query_word(at);
     let odd = (at & 1u) == 1u;
-    if (QUERY_DTYPE == 1u) {
+    if (QUERY_DTYPE == F32) {
+        return bitcast<f32>(word);
+    }
+    if (QUERY_DTYPE == BF16) {
         return bitcast<f32>(select(word << 16u, word & 0xffff0000u, odd));
     }
     let both = unpack2x16float(word);
     return select(both.x, both.y, odd);
 }
 
-// Zeros where a number is not finite: such a query sees nothing, and no product may turn NaN.
+// A channel of a query; 0 past its end, and where it is not finite: such a query sees nothing, and no product may turn NaN.
+fn query_channel(query_row: u32, channel: u32) -> f32 {
+    let at = query_at(query_row, min(channel, HEAD_DIM - 1u));
+    return select(0.0, query_number(at), channel < HEAD_DIM && query_is_finite_at(at));
+}
+
 fn load_query(query_row: u32, lane: u32) {
     for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
-        let even = query_number(query_row, 2u * pair);
-        let odd = select(0.0, query_number(query_row, min(2u * pair + 1u, HEAD_DIM - 1u)), 2u * pair + 1u < HEAD_DIM);
-        query[pair] = select(vec2<f32>(), vec2<f32>(even, odd), vec2<bool>(is_finite(even), is_finite(odd)));
+        query[pair] = vec2<f32>(query_channel(query_row, 2u * pair), query_channel(query_row, 2u * pair + 1u));
     }
 }
 
 fn query_is_finite(query_row: u32) -> bool {
     var finite = true;
     for (var channel = 0u; channel < HEAD_DIM; channel++) {
-        finite = finite && is_finite(query_number(query_row, channel));
+        finite = finite && query_is_finite_at(query_at(query_row, channel));
     }
     return finite;
 }
@@ -59,25 +81,25 @@ fn row_start(view: vec4<u32>, kv_head: u32, token: u32) -> u32 {
     return view.x + (kv_head / kv_heads) * view.y + (kv_head % kv_heads) * view.z + token * view.w;
 }
 
-fn key_pair(start: u32, channel: u32) -> vec2<f32> {
+fn key_pair(start: u32, channel: u32) -> Pair {
     let first = start + channel;
     if (KEYS_ALIGNED) {
-        return unpack_pair(keys[word_index(first)], keys[word_index(first + 1u)]);
+        return packed_pair(keys[word_index(first)], keys[word_index(first + 1u)]);
     }
-    let second = start + min(channel + 1u, HEAD_DIM - 1u);
-    return vec2<f32>(element(keys[word_index(first)], first), element(keys[word_index(second)], second));
+    let at = vec2<u32>(first, start + min(channel + 1u, HEAD_DIM - 1u));
+    return loose_pair(vec2<u32>(keys[word_index(at.x)], keys[word_index(at.y)]), at);
 }
 
-fn value_pair(start: u32, channel: u32) -> vec2<f32> {
+fn value_pair(start: u32, channel: u32) -> Pair {
     let first = start + channel;
     if (VALUES_ALIGNED) {
-        return unpack_pair(values[word_index(first)], values[word_index(first + 1u)]);
+        return packed_pair(values[word_index(first)], values[word_index(first + 1u)]);
     }
-    let second = start + min(channel + 1u, VALUE_DIM - 1u);
-    return vec2<f32>(element(values[word_index(first)], first), element(values[word_index(second)], second));
+    let at = vec2<u32>(first, start + min(channel + 1u, VALUE_DIM - 1u));
+    return loose_pair(vec2<u32>(values[word_index(at.x)], values[word_index(at.y)]), at);
 }
 
-// Whether the key that this invocation scored last is finite: tested on bits, since fast math may fold 0 * infinity away.
+// Whether the key that this invocation scored last is finite.
 var<private> key_is_finite: bool;
 
 fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) -> f32 {
@@ -86,8 +108,8 @@ fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) ->
     var finite = true;
     for (var pair = 0u; pair < PAIRS; pair++) {
         let key = key_pair(start, 2u * pair);
-        finite = finite && is_finite(key.x) && is_finite(key.y);
-        sum += dot(query[pair], key);
+        finite = finite && key.finite;
+        sum += dot(query[pair], key.numbers);
     }
     key_is_finite = finite;
     return sum;
@@ -97,8 +119,7 @@ fn is_masked(kv_head: u32, token: u32) -> bool {
     let start = row_start(params.value, kv_head, token);
     var finite = key_is_finite;
     for (var channel = 0u; channel < VALUE_DIM; channel += 2u) {
-        let pair = value_pair(start, channel);
-        finite = finite && is_finite(pair.x) && is_finite(pair.y);
+        finite = finite && value_pair(start, channel).finite;
     }
     return !finite;
 }
@@ -109,10 +130,10 @@ fn value_scale(kv_head: u32, token: u32) -> f32 {
 
 fn four_values(kv_head: u32, token: u32, four: u32) -> vec4<f32> {
     let start = row_start(params.value, kv_head, token);
-    let low = value_pair(start, 4u * four);
+    let low = value_pair(start, 4u * four).numbers;
     var high = vec2<f32>();
     if (4u * four + 2u < VALUE_DIM) {
-        high = value_pair(start, 4u * four + 2u);
+        high = value_pair(start, 4u * four + 2u).numbers;
     }
     return vec4<f32>(low, high);
 }

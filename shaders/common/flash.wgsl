@@ -26,7 +26,7 @@ fn soft_capped(x: f32) -> f32 {
 
 fn logit(score: f32) -> f32 {
     let x = params.attention.scale * score;
-    if (!is_finite(x)) {
+    if (!in_range(x)) {
         return LOWEST;
     }
     if (params.attention.soft_cap > 0.0) {

@@ -1,17 +1,25 @@
-// f16 elements read from 32-bit words, which needs no device feature.
-
-alias Word = u32;
+// f16 elements, two a word, which needs no device feature. What is finite is read off the stored bits: fast math, which
+// wgpu leaves on in Metal, takes every f32 to be finite.
 
 fn word_index(element_index: u32) -> u32 {
     return element_index >> 1u;
 }
 
-fn element(word: Word, element_index: u32) -> f32 {
+fn element(word: u32, element_index: u32) -> f32 {
     let both = unpack2x16float(word);
     return select(both.x, both.y, (element_index & 1u) == 1u);
 }
 
+fn element_is_finite(word: u32, element_index: u32) -> bool {
+    let exponent = select(0x7c00u, 0x7c000000u, (element_index & 1u) == 1u);
+    return (word & exponent) != exponent;
+}
+
 // Two channels that start a word; the second word is used by 32-bit types only.
-fn unpack_pair(first: Word, second: Word) -> vec2<f32> {
+fn unpack_pair(first: u32, second: u32) -> vec2<f32> {
     return unpack2x16float(first);
+}
+
+fn packed_pair_is_finite(first: u32, second: u32) -> bool {
+    return element_is_finite(first, 0u) && element_is_finite(first, 1u);
 }

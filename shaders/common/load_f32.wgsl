@@ -1,15 +1,21 @@
-// f32 elements, one a word.
-
-alias Word = u32;
+// f32 elements, one a word. What is finite is read off the stored bits, as in load_f16.wgsl.
 
 fn word_index(element_index: u32) -> u32 {
     return element_index;
 }
 
-fn element(word: Word, element_index: u32) -> f32 {
+fn element(word: u32, element_index: u32) -> f32 {
     return bitcast<f32>(word);
 }
 
-fn unpack_pair(first: Word, second: Word) -> vec2<f32> {
+fn element_is_finite(word: u32, element_index: u32) -> bool {
+    return (word & 0x7f800000u) != 0x7f800000u;
+}
+
+fn unpack_pair(first: u32, second: u32) -> vec2<f32> {
     return vec2<f32>(bitcast<f32>(first), bitcast<f32>(second));
+}
+
+fn packed_pair_is_finite(first: u32, second: u32) -> bool {
+    return element_is_finite(first, 0u) && element_is_finite(second, 0u);
 }

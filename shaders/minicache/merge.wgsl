@@ -12,8 +12,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> lower: array<Word>;
-@group(0) @binding(2) var<storage, read> upper: array<Word>;
+@group(0) @binding(1) var<storage, read> lower: array<u32>;
+@group(0) @binding(2) var<storage, read> upper: array<u32>;
 @group(0) @binding(3) var<storage, read> rows: array<Row>;
 @group(0) @binding(4) var<storage, read> pages: array<Page>;
 @group(0) @binding(5) var<storage, read_write> store: array<u32>;
@@ -79,17 +79,19 @@ fn store_f16_slot(slot: u32, pair: u32, numbers: vec2<f32>) {
     put(params.sections.slots + slot * SLOT_WORDS + pair, bits);
 }
 
-// The f16 of a raw number as the twin rounds it: infinite from 65520 on, NaN kept; pack2x16float promises neither.
-fn raw_f16(x: f32) -> u32 {
-    let sign = (bitcast<u32>(x) >> 16u) & 0x8000u;
-    let magnitude = bitcast<u32>(x) & 0x7fffffffu;
+// The f16 of a raw bf16 or f32 by its bits, as the twin rounds it: infinite from 65520 on, NaN kept; pack2x16float promises
+// neither, and fast math has no NaN in a number.
+fn raw_f16(element: u32) -> u32 {
+    let bits = select(element << 16u, element, ELEMENTS == 1u);
+    let sign = (bits >> 16u) & 0x8000u;
+    let magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) {
         return sign | 0x7e00u;
     }
     if (magnitude >= bitcast<u32>(65520.0)) {
         return sign | 0x7c00u;
     }
-    return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
+    return pack2x16float(vec2<f32>(clamp(bitcast<f32>(bits), -65504.0, 65504.0), 0.0)) & 0xffffu;
 }
 
 // f16 bits of a row's Anchor ratio, 1 where it is raw and 0 past the page's end.
@@ -132,17 +134,16 @@ fn store_slot(page: Page, row: u32, pair: u32, found: Row, lower_start: u32, upp
         }
         return;
     }
-    if (raw && SLOT_IS_INPUT) {
+    if (raw) {
         let bits = vec2<u32>(upper_bits(upper_start, channels.x), upper_bits(upper_start, channels.y));
-        store_raw_slot(slot, pair, bits);
+        if (SLOT_IS_INPUT) {
+            store_raw_slot(slot, pair, bits);
+        } else {
+            put(params.sections.slots + slot * SLOT_WORDS + pair, raw_f16(bits.x) | (raw_f16(bits.y) << 16u));
+        }
         return;
     }
     let upper_numbers = vec2<f32>(upper_number(upper_start, channels.x), upper_number(upper_start, channels.y));
-    if (raw) {
-        let word = raw_f16(upper_numbers.x) | (raw_f16(upper_numbers.y) << 16u);
-        put(params.sections.slots + slot * SLOT_WORDS + pair, word);
-        return;
-    }
     let lower_numbers = vec2<f32>(lower_number(lower_start, channels.x), lower_number(lower_start, channels.y));
     let direction = found.weight_lower * lower_numbers + found.weight_upper * upper_numbers;
     store_f16_slot(slot, pair, select(direction, found.upper * direction, MODE == COMPAT));

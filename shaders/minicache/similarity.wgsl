@@ -11,8 +11,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> lower: array<Word>;
-@group(0) @binding(2) var<storage, read> upper: array<Word>;
+@group(0) @binding(1) var<storage, read> lower: array<u32>;
+@group(0) @binding(2) var<storage, read> upper: array<u32>;
 @group(0) @binding(3) var<storage, read_write> rows: array<Row>;
 
 const STEPS: u32 = (HEAD_DIM + 2u * LANES - 1u) / (2u * LANES);
@@ -30,28 +30,26 @@ fn row_start(view: vec4<u32>, row: u32) -> u32 {
     return view.x + (head / params.heads) * view.y + (head % params.heads) * view.z + token * view.w;
 }
 
-fn lower_pair(start: u32, channel: u32) -> vec2<f32> {
+fn lower_pair(start: u32, channel: u32) -> Pair {
     let first = start + channel;
     if (ALIGNED) {
-        return unpack_pair(lower[word_index(first)], lower[word_index(first + 1u)]);
+        return packed_pair(lower[word_index(first)], lower[word_index(first + 1u)]);
     }
-    let second = start + min(channel + 1u, HEAD_DIM - 1u);
-    let pair = vec2<f32>(element(lower[word_index(first)], first), element(lower[word_index(second)], second));
-    return vec2<f32>(pair.x, select(0.0, pair.y, channel + 1u < HEAD_DIM));
+    let at = vec2<u32>(first, start + min(channel + 1u, HEAD_DIM - 1u));
+    var pair = loose_pair(vec2<u32>(lower[word_index(at.x)], lower[word_index(at.y)]), at);
+    pair.numbers.y = select(0.0, pair.numbers.y, channel + 1u < HEAD_DIM);
+    return pair;
 }
 
-fn upper_pair(start: u32, channel: u32) -> vec2<f32> {
+fn upper_pair(start: u32, channel: u32) -> Pair {
     let first = start + channel;
     if (ALIGNED) {
-        return unpack_pair(upper[word_index(first)], upper[word_index(first + 1u)]);
+        return packed_pair(upper[word_index(first)], upper[word_index(first + 1u)]);
     }
-    let second = start + min(channel + 1u, HEAD_DIM - 1u);
-    let pair = vec2<f32>(element(upper[word_index(first)], first), element(upper[word_index(second)], second));
-    return vec2<f32>(pair.x, select(0.0, pair.y, channel + 1u < HEAD_DIM));
-}
-
-fn finite_pair(pair: vec2<f32>) -> bool {
-    return is_finite(pair.x) && is_finite(pair.y);
+    let at = vec2<u32>(first, start + min(channel + 1u, HEAD_DIM - 1u));
+    var pair = loose_pair(vec2<u32>(upper[word_index(at.x)], upper[word_index(at.y)]), at);
+    pair.numbers.y = select(0.0, pair.numbers.y, channel + 1u < HEAD_DIM);
+    return pair;
 }
 
 fn largest(pair: vec2<f32>) -> f32 {
@@ -95,10 +93,10 @@ fn similarity(place: Place, id: Invocation) {
         if (channel < HEAD_DIM) {
             let x = lower_pair(lower_start, channel);
             let y = upper_pair(upper_start, channel);
-            if (finite_pair(x) && finite_pair(y)) {
-                a[step] = x;
-                b[step] = y;
-                peaks = max(peaks, vec4<f32>(largest(x), largest(y), 0.0, 0.0));
+            if (x.finite && y.finite) {
+                a[step] = x.numbers;
+                b[step] = y.numbers;
+                peaks = max(peaks, vec4<f32>(largest(x.numbers), largest(y.numbers), 0.0, 0.0));
             } else {
                 peaks.z = 1.0;
             }

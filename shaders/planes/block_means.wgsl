@@ -9,7 +9,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read_write> store: array<u32>;
 
 var<workgroup> sums: array<f32, HEAD_DIM>;
@@ -35,7 +35,8 @@ fn block_means(place: Place, id: Invocation) {
     for (var token = max(first, params.sinks); token < last; token++) {
         var broken = 0.0;
         for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
-            broken = max(broken, select(1.0, 0.0, is_finite(number(head, token, i))));
+            let at = view_token(params.view, head, token) + i;
+            broken = max(broken, select(1.0, 0.0, element_is_finite(input[word_index(at)], at)));
         }
         if (row_max(vec4<f32>(broken), lane).x == 0.0) {
             count += 1.0;

@@ -14,7 +14,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
 @group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(6) var<storage, read_write> store: array<u32>;
@@ -28,6 +28,11 @@ var<workgroup> packed: array<atomic<u32>, 2u * ROW_WORDS>;
 fn raw_number(row: u32, channel: u32) -> f32 {
     let at = view_row(params.view, row) + channel;
     return element(input[word_index(at)], at);
+}
+
+fn raw_is_finite(row: u32, channel: u32) -> bool {
+    let at = view_row(params.view, row) + channel;
+    return element_is_finite(input[word_index(at)], at);
 }
 
 // The mean of a channel at a token.
@@ -59,7 +64,7 @@ fn centred(row: u32, i: u32) -> f32 {
 fn load_rows(rows: vec2<u32>, lane: u32) -> vec4<f32> {
     var broken = vec4<f32>();
     for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
-        let finite = vec2<bool>(is_finite(raw_number(rows.x, i)), is_finite(raw_number(rows.y, i)));
+        let finite = vec2<bool>(raw_is_finite(rows.x, i), raw_is_finite(rows.y, i));
         broken = max(broken, vec4<f32>(0.0, 0.0, select(vec2<f32>(1.0), vec2<f32>(), finite)));
     }
     broken = row_max(broken, lane);
@@ -138,7 +143,7 @@ fn nu_bits(nu: f32, finite: bool) -> u32 {
     if (!finite) {
         return NON_FINITE_SCALE;
     }
-    return half_bits(min(select(F16_MAX, nu, is_finite(nu)), F16_MAX));
+    return half_bits(select(F16_MAX, nu, fits_f16(nu)));
 }
 
 // Counts a row that is odd; its sums may have left f32.
@@ -148,8 +153,7 @@ fn count_row(finite: bool, peak: f32, nu: vec2<f32>) {
     } else if (peak == 0.0) {
         atomicAdd(&status[ZERO_AT], 1u);
     }
-    let inside = is_finite(nu.x) && is_finite(nu.y) && max(nu.x, nu.y) <= F16_MAX;
-    if (finite && !inside) {
+    if (finite && !(fits_f16(nu.x) && fits_f16(nu.y))) {
         atomicAdd(&status[OVERFLOW_AT], 1u);
     }
 }

@@ -14,7 +14,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
 @group(0) @binding(4) var<storage, read_write> sketches: array<f32>;
 
@@ -49,7 +49,8 @@ fn project(place: Place, id: Invocation) {
     let table = ((head / heads) * params.set_heads + (head % heads) / params.group) * HEAD_DIM;
     var broken = 0.0;
     for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
-        broken = max(broken, select(1.0, 0.0, is_finite(query_number(readable, i))));
+        let at = view_row(params.view, readable) + i;
+        broken = max(broken, select(1.0, 0.0, element_is_finite(input[word_index(at)], at)));
     }
     let finite = row_max(vec4<f32>(broken), lane).x == 0.0;
     for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {

@@ -6,7 +6,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(3) var<storage, read_write> sketches: array<f32>;
 
 fn store(row: u32, at: u32, number: f32) {

@@ -6,7 +6,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(3) var<storage, read_write> words: array<u32>;
 @group(0) @binding(4) var<storage, read_write> scales: array<u32>;
 @group(0) @binding(5) var<storage, read_write> status: array<atomic<u32>, 3>;

@@ -6,7 +6,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<Word>;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read_write> words: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scales: array<u32>;
 @group(0) @binding(4) var<storage, read_write> status: array<atomic<u32>, 3>;
@@ -31,9 +31,11 @@ fn quantize_values(place: Place, id: Invocation) {
     let start = view_row(params.view, min(row, params.view.rows - 1u));
     var peaks = vec4<f32>();
     for (var channel = lane % LANES; channel < HEAD_DIM; channel += LANES) {
-        let x = element(input[word_index(start + channel)], start + channel);
-        let finite = is_finite(x);
-        peaks = max(peaks, vec4<f32>(select(0.0, abs(x), finite), select(1.0, 0.0, finite), 0.0, 0.0));
+        let at = start + channel;
+        let word = input[word_index(at)];
+        let finite = element_is_finite(word, at);
+        let magnitude = select(0.0, abs(element(word, at)), finite);
+        peaks = max(peaks, vec4<f32>(magnitude, select(1.0, 0.0, finite), 0.0, 0.0));
     }
     peaks = row_max(peaks, lane);
     let finite = peaks.y == 0.0;

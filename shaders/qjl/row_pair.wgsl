@@ -16,10 +16,9 @@ fn load_row_pair(first: u32, lane: u32) -> RowPair {
     var peaks = vec4<f32>();
     for (var channel = lane; channel < HEAD_DIM; channel += WORKGROUP) {
         let at = starts + channel;
-        let x = element(input[word_index(at.x)], at.x);
-        let y = element(input[word_index(at.y)], at.y);
-        let finite = vec2<bool>(is_finite(x), is_finite(y));
-        let both = select(vec2<f32>(), vec2<f32>(x, y), finite);
+        let words = vec2<u32>(input[word_index(at.x)], input[word_index(at.y)]);
+        let finite = vec2<bool>(element_is_finite(words.x, at.x), element_is_finite(words.y, at.y));
+        let both = select(vec2<f32>(), vec2<f32>(element(words.x, at.x), element(words.y, at.y)), finite);
         source[channel] = both;
         peaks = max(peaks, vec4<f32>(abs(both), select(vec2<f32>(1.0), vec2<f32>(), finite)));
     }

@@ -197,11 +197,10 @@ fn combine_variant(value_dim: usize, dtype: DType, sinks: bool) -> Variant {
     Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
 }
 
-fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2], native_f16: bool) -> Variant {
+fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2]) -> Variant {
     let [key_dim, value_dim] = dims;
     let [query, stored] = dtypes;
     let [keys_aligned, values_aligned] = aligned;
-    let load = if native_f16 && stored == DType::F16 { Module::LoadNativeF16 } else { Module::Load(stored) };
     let mut constants = vec![
         Const::U32("HEAD_DIM", key_dim as u32),
         Const::U32("VALUE_DIM", value_dim as u32),
@@ -210,7 +209,8 @@ fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2], nativ
         Const::Bool("VALUES_ALIGNED", values_aligned),
     ];
     constants.extend(flash_constants(value_dim));
-    Variant::new(Kernel::Exact, &[Module::Float, load, Module::AttentionParams, Module::Flash], &constants)
+    let modules = [Module::Float, Module::Load(stored), Module::Pair, Module::AttentionParams, Module::Flash];
+    Variant::new(Kernel::Exact, &modules, &constants)
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.
@@ -220,9 +220,9 @@ pub(crate) fn variants() -> Vec<Variant> {
     for dims in [[1, 1], [64, 64], [192, 128], [80, 80], [511, 512]] {
         for stored in DType::ALL {
             variants.extend([false, true].map(|sinks| combine_variant(dims[1], stored, sinks)));
-            for (query, native) in [(DType::F16, true), (DType::Bf16, false), (DType::F32, false)] {
+            for query in DType::ALL {
                 let even = dims.map(|dim| dim % 2 == 0);
-                let variant = exact_variant(dims, [query, stored], even, native);
+                let variant = exact_variant(dims, [query, stored], even);
                 variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
             }
         }
@@ -291,10 +291,9 @@ impl Ops {
         let (query, key, value) = (bind("queries", queries)?, bind("keys", keys)?, bind("values", values)?);
         let dims = [keys.shape().dim, values.shape().dim];
         let dtypes = [queries.dtype(), keys.dtype()];
-        let caps = self.gpu.caps();
         recording.add(Dispatch {
-            variant: exact_variant(dims, dtypes, [key.paired, value.paired], caps.f16)
-                .with_subgroups(caps.shuffle_width()),
+            variant: exact_variant(dims, dtypes, [key.paired, value.paired])
+                .with_subgroups(self.gpu.caps().shuffle_width()),
             params: ExactParams {
                 attention: pass.params,
                 query: query.layout,

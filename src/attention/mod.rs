@@ -109,13 +109,15 @@ impl<'a> AttendOptions<'a> {
         start.min(end)..end
     }
 
-    /// A score as a logit, or [`LOWEST`] when it is not finite.
+    /// A score as a logit, or [`LOWEST`] where it is not below 2^127: a bound that a kernel can test without naming
+    /// infinity or NaN (`shaders/common/float.wgsl`).
     fn logit(&self, scale: f32, score: f32) -> f32 {
         let x = scale * score;
-        if !x.is_finite() {
-            return LOWEST;
+        if x.abs() < f32::from_bits(0x7f00_0000) {
+            self.soft_cap.map_or(x, |cap| soft_cap(x, cap))
+        } else {
+            LOWEST
         }
-        self.soft_cap.map_or(x, |cap| soft_cap(x, cap))
     }
 }
 

@@ -14,8 +14,6 @@ pub struct Caps {
     pub driver: String,
     /// Whether the adapter is a program on the CPU: right, but no measure of speed.
     pub software: bool,
-    /// Whether shaders may use f16 natively.
-    pub f16: bool,
     /// Smallest and largest subgroup, where shaders may use subgroup operations.
     pub subgroups: Option<(u32, u32)>,
     /// Largest part of a buffer that one binding can show, in bytes.
@@ -44,7 +42,6 @@ impl Caps {
             adapter: info.name.clone(),
             driver: driver.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "),
             software: info.device_type == wgpu::DeviceType::Cpu,
-            f16: features.contains(wgpu::Features::SHADER_F16),
             subgroups: features
                 .contains(wgpu::Features::SUBGROUP)
                 .then_some((info.subgroup_min_size, info.subgroup_max_size)),

@@ -35,13 +35,6 @@ pub(crate) use view::{BoundView, InputParams, OutputParams, ViewUse, index32};
 
 use crate::error::{Error, Result};
 
-/// Which optional capabilities kernels may use, beside what the device has.
-#[derive(Clone, Copy, Debug)]
-struct Switches {
-    f16: bool,
-    subgroups: bool,
-}
-
 /// A device with the kernels made for it so far. Cheap to clone; clones share everything.
 #[derive(Clone, Debug)]
 pub struct Gpu {
@@ -67,21 +60,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Gpu {
     /// Brings the host's device. Nothing of it is changed: no hook is set, nothing is submitted or polled, and no optional
-    /// feature is needed; f16 and subgroups are used where the device was made with them.
+    /// feature is needed; subgroups are used where the device was made with them.
     ///
     /// # Errors
     /// [`Error::NullAdapter`] for the no-op backend; [`Error::Limit`] when the device allows fewer than 7 storage buffers,
     /// 256 invocations or 16 KiB of workgroup memory (WebGPU's defaults allow them all).
     pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self> {
-        Self::with_switches(device, queue, Switches { f16: true, subgroups: true })
+        Self::with_subgroups(device, queue, true)
     }
 
-    fn with_switches(device: wgpu::Device, queue: wgpu::Queue, switches: Switches) -> Result<Self> {
+    fn with_subgroups(device: wgpu::Device, queue: wgpu::Queue, subgroups: bool) -> Result<Self> {
         let info = device.adapter_info();
         request::refuse_null(&info)?;
         let mut caps = Caps::new(&info, device.features(), &device.limits());
-        caps.f16 &= switches.f16;
-        caps.subgroups = caps.subgroups.filter(|_| switches.subgroups);
+        caps.subgroups = caps.subgroups.filter(|_| subgroups);
         let needs = [
             ("storage buffers of a stage", 7, caps.max_storage_buffers_per_shader_stage),
             ("invocations of a workgroup", 256, caps.max_compute_invocations_per_workgroup),

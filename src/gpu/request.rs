@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::caps::{Caps, backend_name};
-use super::{Gpu, Switches, lock};
+use super::{Gpu, lock};
 use crate::error::{Error, Result};
 
-/// Which device to ask for. The default takes the fastest adapter there is, with f16 and subgroups where it has them.
+/// Which device to ask for. The default takes the fastest adapter there is, with subgroups where it has them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
@@ -14,15 +14,13 @@ pub struct Request {
     pub backends: wgpu::Backends,
     /// Part of the adapter's name, in any case; the first adapter that matches is taken.
     pub name: Option<String>,
-    /// Use f16 in shaders where the adapter can.
-    pub f16: bool,
     /// Use subgroup operations in shaders where the adapter can.
     pub subgroups: bool,
 }
 
 impl Default for Request {
     fn default() -> Self {
-        Self { backends: wgpu::Backends::all(), name: None, f16: true, subgroups: true }
+        Self { backends: wgpu::Backends::all(), name: None, subgroups: true }
     }
 }
 
@@ -38,13 +36,6 @@ impl Request {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
-        self
-    }
-
-    /// Sets [`f16`](Self::f16).
-    #[must_use]
-    pub fn f16(mut self, f16: bool) -> Self {
-        self.f16 = f16;
         self
     }
 
@@ -154,7 +145,6 @@ impl Gpu {
     pub async fn request(request: Request) -> Result<Self> {
         let adapter = choose(&request).await?;
         let mut wanted = wgpu::Features::empty();
-        wanted.set(wgpu::Features::SHADER_F16, request.f16);
         wanted.set(wgpu::Features::SUBGROUP, request.subgroups);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("kvfold"),
@@ -167,8 +157,7 @@ impl Gpu {
             cause: cause.to_string(),
         };
         let (device, queue) = adapter.request_device(&descriptor).await.map_err(no_device)?;
-        let gpu =
-            Self::with_switches(device, queue, Switches { f16: request.f16, subgroups: request.subgroups })?;
+        let gpu = Self::with_subgroups(device, queue, request.subgroups)?;
         gpu.own_hooks();
         Ok(gpu)
     }

@@ -103,7 +103,7 @@ impl Kernel {
 pub(crate) enum Module {
     Float,
     Load(DType),
-    LoadNativeF16,
+    Pair,
     Bits(DType),
     View,
     Half,
@@ -131,7 +131,7 @@ impl Module {
             Self::Load(DType::F16) => include_str!("../../shaders/common/load_f16.wgsl"),
             Self::Load(DType::Bf16) => include_str!("../../shaders/common/load_bf16.wgsl"),
             Self::Load(DType::F32) => include_str!("../../shaders/common/load_f32.wgsl"),
-            Self::LoadNativeF16 => include_str!("../../shaders/common/load_f16_native.wgsl"),
+            Self::Pair => include_str!("../../shaders/common/pair.wgsl"),
             Self::Bits(DType::F16) => include_str!("../../shaders/common/bits_f16.wgsl"),
             Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
             Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
@@ -185,18 +185,11 @@ pub struct Variant {
     constants: Vec<Const>,
     /// Smallest subgroup size, where shuffles are used.
     subgroups: Option<u32>,
-    native_f16: bool,
 }
 
 impl Variant {
     pub(crate) fn new(kernel: Kernel, modules: &[Module], constants: &[Const]) -> Self {
-        Self {
-            kernel,
-            modules: modules.to_vec(),
-            constants: constants.to_vec(),
-            subgroups: None,
-            native_f16: modules.contains(&Module::LoadNativeF16),
-        }
+        Self { kernel, modules: modules.to_vec(), constants: constants.to_vec(), subgroups: None }
     }
 
     /// The variant that reduces by shuffles; `smallest` is the smallest subgroup the adapter may choose.
@@ -232,7 +225,7 @@ impl Variant {
     /// Whether this variant needs no optional feature of a device.
     #[must_use]
     pub fn is_default(&self) -> bool {
-        self.subgroups.is_none() && !self.native_f16
+        self.subgroups.is_none()
     }
 
     /// A name that no other variant has, of letters, digits, `_` and `-`.
@@ -263,9 +256,6 @@ impl Variant {
                 label += &format!("-{dtype}");
             }
         }
-        if self.native_f16 {
-            label += "-native_f16";
-        }
         if let Some(size) = self.subgroups {
             label += &format!("-subgroups_{size}");
         }
@@ -290,9 +280,6 @@ impl Variant {
     pub fn source(&self, target: Target) -> String {
         let spec = self.kernel.spec();
         let mut text = String::new();
-        if self.native_f16 {
-            text += "enable f16;\n";
-        }
         if self.subgroups.is_some() && target == Target::Web {
             text += "enable subgroups;\n";
         }

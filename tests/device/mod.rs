@@ -1,8 +1,8 @@
 //! Which device tests run on, and what becomes of them without one.
 //!
 //! `KVFOLD_GPU=required|optional|off` (optional where unset): `required` fails without an adapter, `off` and a missing
-//! adapter show the tests as ignored. `KVFOLD_ADAPTER` picks an adapter by part of its name. `KVFOLD_NO_F16` and
-//! `KVFOLD_NO_SUBGROUPS` keep the features from every device.
+//! adapter show the tests as ignored. `KVFOLD_ADAPTER` picks an adapter by part of its name. `KVFOLD_NO_SUBGROUPS`
+//! keeps the feature from every device.
 
 use std::sync::Arc;
 
@@ -17,12 +17,10 @@ fn mode() -> String {
     std::env::var("KVFOLD_GPU").unwrap_or_else(|_| "optional".to_owned())
 }
 
-/// The device that the environment asks for, with these features where it allows them.
-pub fn request(f16: bool, subgroups: bool) -> Request {
+/// The device that the environment asks for, with subgroups where it allows them.
+pub fn request(subgroups: bool) -> Request {
     let allowed = |variable: &str| std::env::var_os(variable).is_none_or(|value| value.is_empty());
-    let request = Request::default()
-        .f16(f16 && allowed("KVFOLD_NO_F16"))
-        .subgroups(subgroups && allowed("KVFOLD_NO_SUBGROUPS"));
+    let request = Request::default().subgroups(subgroups && allowed("KVFOLD_NO_SUBGROUPS"));
     match std::env::var("KVFOLD_ADAPTER") {
         Ok(name) => request.name(name),
         Err(_) => request,

@@ -1,5 +1,5 @@
 //! The GPU suite. Every test runs on several devices of one adapter, so that each variant of a kernel is run: all that the
-//! adapter can do, without f16, without subgroups, and a device made with exactly WebGPU's default limits and no feature.
+//! adapter can do, without subgroups, and a device made with exactly WebGPU's default limits and no feature.
 //! tests/device/mod.rs says which adapter.
 
 #![allow(
@@ -40,21 +40,19 @@ pub(crate) type Test = (&'static str, fn(&Gpu) -> kvfold::Result<()>);
 /// A way of making the device.
 struct Profile {
     name: &'static str,
-    f16: bool,
     subgroups: bool,
     /// The device is made by the test, as a host would, with nothing optional.
     bare: bool,
 }
 
-const PROFILES: [Profile; 4] = [
-    Profile { name: "full", f16: true, subgroups: true, bare: false },
-    Profile { name: "no_f16", f16: false, subgroups: true, bare: false },
-    Profile { name: "no_subgroups", f16: true, subgroups: false, bare: false },
-    Profile { name: "bare", f16: false, subgroups: false, bare: true },
+const PROFILES: [Profile; 3] = [
+    Profile { name: "full", subgroups: true, bare: false },
+    Profile { name: "no_subgroups", subgroups: false, bare: false },
+    Profile { name: "bare", subgroups: false, bare: true },
 ];
 
 fn open(profile: &Profile) -> kvfold::Result<Gpu> {
-    let gpu = Gpu::request_blocking(environment::request(profile.f16, profile.subgroups))?;
+    let gpu = Gpu::request_blocking(environment::request(profile.subgroups))?;
     if profile.bare { device::bare(&gpu) } else { Ok(gpu) }
 }
 

@@ -19,14 +19,14 @@ use kvfold::gpu::{Target, Variant};
 use naga::Module;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// Reads and validates a module as a device would: with f16 and subgroups only where the variant may use them.
+/// Reads and validates a module as a device would: with subgroups only where the variant may use them, and never with native f16.
 fn validated(variant: &Variant) -> Result<Module, String> {
     let text = variant.source(Target::Native);
     let module = naga::front::wgsl::parse_str(&text).map_err(|error| error.emit_to_string(&text))?;
     // WebGPU's core: `unpack2x16float` and its like.
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     if !variant.is_default() {
-        capabilities |= Capabilities::SHADER_FLOAT16 | Capabilities::SUBGROUP;
+        capabilities |= Capabilities::SUBGROUP;
     }
     let checked = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     checked.map_err(|error| error.emit_to_string(&text))?;

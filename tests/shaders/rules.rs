@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use naga::{
-    AddressSpace, BinaryOperator, Block, Expression, Function, Handle, MathFunction, Module, Statement,
+    AddressSpace, BinaryOperator, Block, Expression, Function, Handle, Literal, MathFunction, Module,
+    ScalarKind, Statement,
 };
 
 /// WebGPU grants 8 storage buffers in a stage; on Metal wgpu takes one more for the lengths of the others.
@@ -52,6 +53,11 @@ pub(crate) fn breaches(module: &Module) -> Vec<String> {
         );
         if compares_with_itself(function) {
             found.push(format!("{name} compares a value with itself, which is no test for NaN"));
+        }
+        if looks_for_infinity(function) {
+            found.push(format!(
+                "{name} looks for an infinite exponent in a number, where fast math finds none"
+            ));
         }
         if returns_before_collective(function, &collective) {
             found.push(format!("{name} may return before a barrier or subgroup operation"));
@@ -135,6 +141,23 @@ fn compares_with_itself(function: &Function) -> bool {
     };
     function.expressions.iter().any(|(_, expression)| {
         matches!(expression, &Expression::Binary { op, left, right } if compares(op) && same(function, left, right))
+    })
+}
+
+/// Whether the exponent bits of an f32 are tested. Metal's fast math takes every f32 for finite, so that only a word that was
+/// never a number can tell.
+fn looks_for_infinity(function: &Function) -> bool {
+    let is_exponent = |handle: Handle<Expression>| {
+        matches!(function.expressions[handle], Expression::Literal(Literal::U32(0x7f80_0000)))
+    };
+    let was_number = |handle: Handle<Expression>| {
+        matches!(function.expressions[handle], Expression::As { kind: ScalarKind::Uint, convert: None, .. })
+    };
+    function.expressions.iter().any(|(_, expression)| match *expression {
+        Expression::Binary { op: BinaryOperator::And, left, right } => {
+            (is_exponent(left) && was_number(right)) || (is_exponent(right) && was_number(left))
+        }
+        _ => false,
     })
 }
 
@@ -291,6 +314,19 @@ mod tests {
                 0,
                 "{test}"
             );
+        }
+    }
+
+    #[test]
+    fn exponents_of_numbers_are_found() {
+        for (test, found) in [
+            ("(bitcast<u32>(x[i]) & 0x7f800000u) == 0x7f800000u", 1),
+            ("(0x7f800000u & bitcast<u32>(abs(x[i]))) != 0x7f800000u", 1),
+            ("(w[i] & 0x7f800000u) == 0x7f800000u", 0),
+            ("(bitcast<u32>(x[i]) & 0x7fffffffu) < 0x7f000000u", 0),
+        ] {
+            let words = "@group(0) @binding(2) var<storage> w: array<u32>;";
+            assert_eq!(breaks(words, &format!("if {test} {{ x[i] = 0.0; }}")), found, "{test}");
         }
     }
 

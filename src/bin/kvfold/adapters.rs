@@ -46,7 +46,6 @@ mod device {
         let lines = [
             ("backend", caps.backend.clone()),
             ("driver", plain(&caps.driver)),
-            ("f16", if caps.f16 { "yes" } else { "no" }.to_owned()),
             ("subgroups", subgroups),
             ("largest buffer", bytes(caps.max_buffer_size)),
             ("largest binding", bytes(caps.max_storage_buffer_binding_size)),

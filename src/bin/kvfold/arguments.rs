@@ -76,9 +76,6 @@ pub(crate) struct EngineArguments {
     /// Part of the adapter's name, in any case
     #[arg(long, value_name = "NAME")]
     pub(crate) adapter: Option<String>,
-    /// Keep f16 arithmetic out of shaders
-    #[arg(long)]
-    pub(crate) no_f16: bool,
     /// Keep subgroup operations out of shaders
     #[arg(long)]
     pub(crate) no_subgroups: bool,

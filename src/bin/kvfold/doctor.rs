@@ -30,7 +30,6 @@ mod device {
     /// What one device of the adapter gave.
     #[derive(Serialize)]
     struct Device {
-        f16: bool,
         subgroups: bool,
         checks: Vec<Check>,
     }
@@ -46,28 +45,24 @@ mod device {
         failed: usize,
     }
 
-    /// Every kernel against its twin, on the device as it is and without f16 and subgroups.
+    /// Every kernel against its twin, on the device as it is and without subgroups.
     pub(crate) fn run(arguments: &DoctorArguments) -> Result<Outcome> {
-        let request = |f16: bool, subgroups: bool| {
-            let mut request = Request::default().f16(f16).subgroups(subgroups);
+        let request = |subgroups: bool| {
+            let mut request = Request::default().subgroups(subgroups);
             request.name.clone_from(&arguments.adapter);
             Gpu::request_blocking(request)
         };
         let capture = Capture::from_bytes(crate::report::SAMPLE)?;
-        let full = request(true, true)?;
+        let full = request(true)?;
         let adapter = full.caps().clone();
         let mut kinds = vec![full];
-        if adapter.f16 {
-            kinds.push(request(false, true)?);
-        }
         if adapter.subgroups.is_some() {
-            kinds.push(request(false, false)?);
+            kinds.push(request(false)?);
         }
         let mut devices = Vec::new();
         for gpu in kinds {
             let checks = gpu.block_on(selftest(&gpu, Some(&capture), &mut |_, _| true))?;
-            let (f16, subgroups) = (gpu.caps().f16, gpu.caps().subgroups.is_some());
-            devices.push(Device { f16, subgroups, checks });
+            devices.push(Device { subgroups: gpu.caps().subgroups.is_some(), checks });
         }
         let all = devices.iter().flat_map(|device| &device.checks);
         let (passed, failed): (Vec<&Check>, Vec<&Check>) = all.partition(|check| check.passed());
@@ -89,8 +84,7 @@ mod device {
             plain(&adapter.driver),
         );
         for device in devices {
-            let with = |has: bool, what: &str| format!("{} {what}", if has { "with" } else { "without" });
-            let _ = writeln!(out, "\n{}, {}", with(device.f16, "f16"), with(device.subgroups, "subgroups"));
+            let _ = writeln!(out, "\n{} subgroups", if device.subgroups { "with" } else { "without" });
             for check in &device.checks {
                 let _ = writeln!(out, "{}", line(check));
             }

@@ -26,10 +26,10 @@ impl Choice {
 
 #[cfg(not(feature = "gpu"))]
 pub(crate) fn choose(arguments: &EngineArguments) -> kvfold::Result<Choice> {
-    let unused = (&arguments.adapter, arguments.no_f16, arguments.no_subgroups);
+    let unused = (&arguments.adapter, arguments.no_subgroups);
     match arguments.backend {
         Backend::Cpu => Ok(Choice::asked_for(Engine::Cpu)),
-        Backend::Auto if unused == (&None, false, false) => {
+        Backend::Auto if unused == (&None, false) => {
             Ok(Choice::cpu_because("this kvfold was built without GPU support".to_owned()))
         }
         other => Err(kvfold::Error::NoAdapter {
@@ -73,7 +73,7 @@ mod device {
     }
 
     fn request(arguments: &EngineArguments) -> Request {
-        Request::default().f16(!arguments.no_f16).subgroups(!arguments.no_subgroups)
+        Request::default().subgroups(!arguments.no_subgroups)
     }
 
     fn hardware_or_cpu(arguments: &EngineArguments) -> Choice {

@@ -16,7 +16,6 @@ use super::config::{MergeOptions, Retention};
 use super::folded::{Cut, Layer, Layout, PAGE, Page, check_merge};
 use crate::error::{Error, Result};
 use crate::gpu::{BoundView, Dispatch, Gpu, Kernel, KvView, ReadBack, Recording, ViewUse, Window};
-use crate::tensor::DType;
 
 /// Lanes that share a row in `similarity`.
 const LANES: u32 = 16;
@@ -147,8 +146,7 @@ impl Ops {
             return Ok(rows);
         }
         let (lower, upper) = bind_pair(lower, upper, &self.gpu)?;
-        let native = self.gpu.caps().f16 && layout.dtype == DType::F16;
-        let variant = similarity_variant(layout, lower.paired && upper.paired, native)
+        let variant = similarity_variant(layout, lower.paired && upper.paired)
             .with_subgroups(self.gpu.caps().shuffle_width());
         let workgroups = (shape.rows() as u64).div_ceil(u64::from(variant.workgroup() / LANES));
         recording.add(Dispatch {

@@ -10,8 +10,7 @@ fn mode_constants(mode: Mode) -> Const {
     Const::U32("MODE", mode as u32)
 }
 
-pub(super) fn similarity_variant(layout: &Layout, aligned: bool, native_f16: bool) -> Variant {
-    let load = if native_f16 { Module::LoadNativeF16 } else { Module::Load(layout.dtype) };
+pub(super) fn similarity_variant(layout: &Layout, aligned: bool) -> Variant {
     let constants = [
         Const::U32("HEAD_DIM", layout.shape.dim as u32),
         Const::U32("LANES", LANES),
@@ -19,7 +18,9 @@ pub(super) fn similarity_variant(layout: &Layout, aligned: bool, native_f16: boo
         Const::F32("DTYPE_MAX", layout.dtype.largest().to_bits()),
         mode_constants(layout.mode),
     ];
-    Variant::new(Kernel::Similarity, &[Module::Float, load, Module::MiniCacheRow, Module::Slerp], &constants)
+    let modules =
+        [Module::Float, Module::Load(layout.dtype), Module::Pair, Module::MiniCacheRow, Module::Slerp];
+    Variant::new(Kernel::Similarity, &modules, &constants)
 }
 
 pub(super) fn threshold_variant(mode: Mode, fraction: bool) -> Variant {
@@ -87,11 +88,9 @@ pub(crate) fn variants() -> Vec<Variant> {
         variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
         variants.push(arrange_variant(&layout));
         for aligned in [false, dim % 2 == 0] {
-            for native_f16 in [false, dtype == DType::F16] {
-                let variant = similarity_variant(&layout, aligned, native_f16);
-                let widths = [None, Some(4), Some(8), Some(32)];
-                variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
-            }
+            let variant = similarity_variant(&layout, aligned);
+            let widths = [None, Some(4), Some(8), Some(32)];
+            variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
         }
     }
     variants

@@ -169,8 +169,7 @@ impl Ops {
         let caps = self.gpu.caps();
         let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
         recording.add(Dispatch {
-            variant: quantize_values_variant(shape.dim, values.dtype(), caps.f16)
-                .with_subgroups(caps.shuffle_width()),
+            variant: quantize_values_variant(shape.dim, values.dtype()).with_subgroups(caps.shuffle_width()),
             params,
             buffers: &[input, words, scales, status],
             workgroups: (shape.rows() as u64).div_ceil(u64::from(WORKGROUP / VALUE_ROW_LANES)),
@@ -268,8 +267,7 @@ impl Ops {
     ) -> crate::gpu::Variant {
         let caps = self.gpu.caps();
         let dims = [projection.head_dim, projection.sketch_dim];
-        projecting_variant(kernel, projection.kind, dims, dtype, caps.f16, scale)
-            .with_subgroups(caps.shuffle_width())
+        projecting_variant(kernel, projection.kind, dims, dtype, scale).with_subgroups(caps.shuffle_width())
     }
 }
 

@@ -10,17 +10,12 @@ pub(super) const VALUE_ROW_LANES: u32 = 16;
 /// Invocations of a workgroup, all of which share a row or a tile in the other kernels.
 pub(super) const WORKGROUP: u32 = 128;
 
-fn load(dtype: DType, native_f16: bool) -> Module {
-    if native_f16 && dtype == DType::F16 { Module::LoadNativeF16 } else { Module::Load(dtype) }
-}
-
 /// `quantize` and `project`, which multiply rows by the projection.
 pub(super) fn projecting_variant(
     kernel: Kernel,
     kind: ProjectionKind,
     [head_dim, sketch_dim]: [usize; 2],
     dtype: DType,
-    native_f16: bool,
     scale: KeyScale,
 ) -> Variant {
     let mut constants = vec![
@@ -35,7 +30,7 @@ pub(super) fn projecting_variant(
     } else {
         Module::ProjectMatrix
     };
-    let mut modules = vec![Module::Float, Module::View, load(dtype, native_f16), project, Module::RowPair];
+    let mut modules = vec![Module::Float, Module::View, Module::Load(dtype), project, Module::RowPair];
     if kernel == Kernel::Quantize {
         constants.push(Const::U32("KEY_SCALE", scale as u32));
         modules.push(Module::Scale);
@@ -43,9 +38,9 @@ pub(super) fn projecting_variant(
     Variant::new(kernel, &modules, &constants)
 }
 
-pub(super) fn quantize_values_variant(value_dim: usize, dtype: DType, native_f16: bool) -> Variant {
+pub(super) fn quantize_values_variant(value_dim: usize, dtype: DType) -> Variant {
     let constants = [Const::U32("HEAD_DIM", value_dim as u32), Const::U32("LANES", VALUE_ROW_LANES)];
-    let modules = [Module::Float, Module::View, load(dtype, native_f16), Module::Scale];
+    let modules = [Module::Float, Module::View, Module::Load(dtype), Module::Scale];
     Variant::new(Kernel::QuantizeValues, &modules, &constants)
 }
 
@@ -72,20 +67,18 @@ pub(crate) fn variants() -> Vec<Variant> {
         |variant: Variant| variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
     for [head_dim, sketch_dim] in [[1usize, 1usize], [64, 64], [80, 320], [128, 8192], [511, 33], [512, 512]]
     {
-        for (dtype, native) in
-            [(DType::F16, false), (DType::F16, true), (DType::Bf16, false), (DType::F32, false)]
-        {
+        for dtype in DType::ALL {
             let kinds = [ProjectionKind::Gaussian, ProjectionKind::Hadamard];
             for kind in
                 kinds.into_iter().filter(|k| *k != ProjectionKind::Hadamard || head_dim.is_power_of_two())
             {
                 let dims = [head_dim, sketch_dim];
                 for scale in [KeyScale::Norm, KeyScale::Mse, KeyScale::Unbiased] {
-                    add(projecting_variant(Kernel::Quantize, kind, dims, dtype, native, scale));
+                    add(projecting_variant(Kernel::Quantize, kind, dims, dtype, scale));
                 }
-                add(projecting_variant(Kernel::Project, kind, dims, dtype, native, KeyScale::Norm));
+                add(projecting_variant(Kernel::Project, kind, dims, dtype, KeyScale::Norm));
             }
-            add(quantize_values_variant(head_dim, dtype, native));
+            add(quantize_values_variant(head_dim, dtype));
         }
         add(attend_variant(sketch_dim, head_dim));
         add(scores_variant(sketch_dim));

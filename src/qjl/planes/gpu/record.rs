@@ -18,8 +18,7 @@ const WORKGROUP: usize = 128;
 
 impl Ops {
     fn make<'a>(&self, codec: &'a CodecBuffer) -> Make<'a> {
-        let caps = self.gpu.caps();
-        Make { codec: &codec.codec, native_f16: caps.f16, subgroups: caps.shuffle_width() }
+        Make { codec: &codec.codec, subgroups: self.gpu.caps().shuffle_width() }
     }
 
     pub(super) fn encode(

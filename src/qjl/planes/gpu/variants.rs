@@ -10,7 +10,6 @@ use crate::tensor::DType;
 #[derive(Clone, Copy)]
 pub(super) struct Make<'a> {
     pub(super) codec: &'a Codec,
-    pub(super) native_f16: bool,
     pub(super) subgroups: Option<u32>,
 }
 
@@ -25,10 +24,6 @@ pub(super) fn sketch(codec: &Codec) -> usize {
 }
 
 impl Make<'_> {
-    fn load(&self, dtype: DType) -> Module {
-        if self.native_f16 && dtype == DType::F16 { Module::LoadNativeF16 } else { Module::Load(dtype) }
-    }
-
     /// A segment's channels, bits, words, and rotation.
     fn segment(&self, names: [&'static str; 7], segment: Option<Segment>) -> Vec<Const> {
         let segment = segment.unwrap_or(Segment { channels: 0, planes: 0 });
@@ -93,7 +88,7 @@ impl Make<'_> {
         let modules = [
             Module::Float,
             Module::View,
-            self.load(dtype),
+            Module::Load(dtype),
             Module::Scale,
             Module::PlaneChannel,
             Module::PlaneAngle,
@@ -103,7 +98,7 @@ impl Make<'_> {
     }
 
     pub(super) fn block_means(&self, dtype: DType) -> Variant {
-        let modules = [Module::Float, Module::View, self.load(dtype), Module::PlaneChannel];
+        let modules = [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel];
         let constants = vec![Const::U32("HEAD_DIM", self.codec.keys().channels() as u32)];
         self.finish(Kernel::PlaneBlockMeans, &modules, constants)
     }
@@ -116,7 +111,7 @@ impl Make<'_> {
 
     pub(super) fn project(&self, dtype: DType) -> Variant {
         let modules =
-            [Module::Float, Module::View, self.load(dtype), Module::PlaneChannel, Module::PlaneRotate];
+            [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel, Module::PlaneRotate];
         self.finish(Kernel::PlaneProject, &modules, self.keys())
     }
 
@@ -184,10 +179,8 @@ pub(crate) fn variants() -> Vec<Variant> {
     }
     for codec in &codecs {
         for subgroups in [None, Some(4), Some(8), Some(32)] {
-            for (dtype, native_f16) in
-                [(DType::F16, true), (DType::F16, false), (DType::Bf16, false), (DType::F32, false)]
-            {
-                let make = Make { codec, native_f16, subgroups };
+            let make = Make { codec, subgroups };
+            for dtype in DType::ALL {
                 all.extend([
                     make.encode(codec.keys(), true, dtype),
                     make.encode(codec.values(), false, dtype),
@@ -195,7 +188,6 @@ pub(crate) fn variants() -> Vec<Variant> {
                     make.project(dtype),
                 ]);
             }
-            let make = Make { codec, native_f16: false, subgroups };
             all.extend([make.scores(), make.attend(), make.unrotate()]);
         }
     }
