@@ -117,8 +117,12 @@ fn trials(all: bool) -> Vec<Trial> {
     let mut trials = Vec::new();
     for (device, settings) in devices(all) {
         for (name, test) in tests() {
-            let wanted = if settings.subgroups { !LONG.contains(&name) } else { SHORT.contains(&name) };
-            if all || wanted {
+            let long = LONG.contains(&name);
+            let wanted = match settings.build {
+                Build::Plain => all || if settings.subgroups { !long } else { SHORT.contains(&name) },
+                _ => !long,
+            };
+            if wanted {
                 trials.push(Trial::test(format!("{device}/{name}"), move || {
                     test(&open(settings)?).map_err(|error| failed(&error))
                 }));
@@ -126,7 +130,7 @@ fn trials(all: bool) -> Vec<Trial> {
         }
     }
     for mutant in mutants::MUTANTS {
-        let settings = Settings { mutation: Some(mutant.mutation), ..BARE };
+        let settings = Settings { mutation: Some(mutant.mutation), build: mutant.build(), ..BARE };
         trials.push(Trial::test(format!("mutant/{}", mutant.name), move || {
             mutants::check(mutant, &open(settings)?).map_err(|error| failed(&error))
         }));

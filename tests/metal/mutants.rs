@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvfold::Gpu;
 
+use crate::compile::Build;
 use crate::tests;
 
 /// A fault: in one kernel's WGSL, which occurrence of a text becomes what.
@@ -43,6 +44,16 @@ pub(crate) struct Mutant {
     says: &'static str,
 }
 
+/// What the race checker says first.
+const RACE: &str = "race on word";
+
+impl Mutant {
+    /// The build that must notice.
+    pub(crate) fn build(&self) -> Build {
+        if self.says == RACE { Build::Race } else { Build::Plain }
+    }
+}
+
 const fn without_barrier(kernel: &'static str, nth: usize) -> Mutation {
     Mutation { kernel, nth: Some(nth), from: "workgroupBarrier();", to: "" }
 }
@@ -65,6 +76,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { name: "project_reads_a_block_too_early", mutation: without_barrier("project", 4), test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
     Mutant { name: "scores_reads_a_chunk_too_early", mutation: without_barrier("scores", 0), test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
     Mutant { name: "attend_weighs_too_early", mutation: without_barrier("attend", 5), test: "attend_equals_the_reference_on_the_stored_codes", says: "" },
+    // The same for the race checker, which needs no order that shows it.
+    Mutant { name: "similarity_races_for_a_sum", mutation: without_barrier("similarity", 0), test: "similarity_equals_its_twin", says: RACE },
     // An invocation leaves before a barrier.
     Mutant { name: "similarity_returns_past_the_last_row", mutation: replaced("similarity", "    let readable = ", "    if (row >= params.rows) { return; }\n    let readable = "), test: "similarity_equals_its_twin", says: "not all invocations reach" },
     Mutant { name: "scores_returns_past_the_last_token", mutation: replaced("scores", "    var sum = 0.0;\n    for (var chunk", "    if (token >= params.tokens) { return; }\n    var sum = 0.0;\n    for (var chunk"), test: "scores_equal_the_reference_on_the_stored_codes", says: "not all invocations reach" },

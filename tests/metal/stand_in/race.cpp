@@ -1,11 +1,12 @@
 // Finds races between barriers. The kernel is compiled with -fsanitize=thread, whose calls end here instead of in its
-// runtime: every byte of a buffer or threadgroup variable knows who wrote it, who read it and who changed it atomically.
-// Two invocations race on a byte when one of them writes and no barrier for its kind of memory stands between; between
-// threadgroups of a dispatch none ever does. Of a byte's readers the last two are remembered.
+// runtime: every word of a buffer or threadgroup variable knows who wrote it, who read it and who changed it atomically.
+// Two invocations race on a word when one of them writes and no barrier for its kind of memory stands between; between
+// threadgroups of a dispatch none ever does. Of a word's readers the last two are remembered.
 #include "runtime.h"
 
 #include <stdio.h>
-#include <stdlib.h>
+#include <unistd.h>
+#include <algorithm>
 #include <vector>
 
 namespace stand_in::race {
@@ -15,7 +16,7 @@ struct Access {
     bool made;
 };
 
-struct Byte {
+struct Word {
     Access write, atomic, read[2];
 };
 
@@ -23,10 +24,11 @@ struct Region {
     const char* start;
     size_t size;
     bool shared;
-    std::vector<Byte> bytes;
+    std::vector<Word> words;
 };
 
 std::vector<Region> regions;
+const char *lowest, *highest;
 uint32_t group, thread, epochs[2];
 
 bool same(const Access& a, const Access& b) { return a.group == b.group && a.thread == b.thread; }
@@ -40,41 +42,47 @@ bool races(const Access& before, const Access& now, bool shared) {
 enum Kind { Read, Write, Atomic };
 
 [[noreturn]] void fail(const Region& region, size_t at, const Access& before, const Access& now) {
-    fprintf(stderr, "race on byte %zu of %s %zu: invocation %u of threadgroup %u and invocation %u of threadgroup %u\n", at,
+    fprintf(stderr, "race on word %zu of %s %zu: invocation %u of threadgroup %u and invocation %u of threadgroup %u\n", at,
             region.shared ? "threadgroup variable" : "buffer", static_cast<size_t>(&region - regions.data()), before.thread,
             before.group, now.thread, now.group);
-    exit(1);
+    _exit(1);
 }
 
 void check(Region& region, size_t at, Kind kind) {
-    Byte& byte = region.bytes[at];
+    Word& word = region.words[at];
     Access now = {group, thread, epochs[region.shared], true};
     auto against = [&](const Access& before) {
         if (races(before, now, region.shared)) fail(region, at, before, now);
     };
-    against(byte.write);
-    if (kind != Atomic) against(byte.atomic);
-    if (kind != Read) against(byte.read[0]), against(byte.read[1]);
-    if (kind == Write) byte.write = now;
-    if (kind == Atomic) byte.atomic = now;
+    against(word.write);
+    if (kind != Atomic) against(word.atomic);
+    if (kind != Read) against(word.read[0]), against(word.read[1]);
+    if (kind == Write) word.write = now;
+    if (kind == Atomic) word.atomic = now;
     if (kind == Read) {
-        if (!same(byte.read[0], now)) byte.read[1] = byte.read[0];
-        byte.read[0] = now;
+        if (!same(word.read[0], now)) word.read[1] = word.read[0];
+        word.read[0] = now;
     }
 }
 
 void access(const void* at, size_t size, Kind kind) {
     auto* start = static_cast<const char*>(at);
+    // Most accesses are to an invocation's own stack.
+    if (start < lowest || start >= highest) return;
     for (Region& region : regions) {
         if (start < region.start || start >= region.start + region.size) continue;
-        for (size_t i = 0; i < size; i++) check(region, static_cast<size_t>(start - region.start) + i, kind);
+        size_t first = static_cast<size_t>(start - region.start) / 4;
+        for (size_t i = 0; i < (size + 3) / 4; i++) check(region, first + i, kind);
         return;
     }
 }
 } // namespace
 
-void region(const void* start, size_t size, bool shared) {
-    regions.push_back({static_cast<const char*>(start), size, shared, std::vector<Byte>(size)});
+void region(const void* at, size_t size, bool shared) {
+    auto* start = static_cast<const char*>(at);
+    lowest = regions.empty() ? start : std::min(lowest, start);
+    highest = regions.empty() ? start + size : std::max(highest, start + size);
+    regions.push_back({start, size, shared, std::vector<Word>(size / 4 + 1)});
 }
 
 void enter(uint32_t g, uint32_t t) { group = g, thread = t; }

@@ -2,7 +2,7 @@
 
 #include <setjmp.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <unistd.h>
 #include <string.h>
 #include <ucontext.h>
 #include <algorithm>
@@ -45,7 +45,7 @@ ucontext_t scheduler_context;
 
 [[noreturn]] void fail(const std::string& what) {
     fprintf(stderr, "%s\n", what.c_str());
-    exit(1);
+    _exit(1);
 }
 
 // Back to the scheduler. Contexts cost a system call each time, jumps do not; the sanitizers follow contexts only.
