@@ -4,8 +4,9 @@
 //! passes here has not run on Apple hardware, and says nothing of address spaces, registers or speed.
 //!
 //! `KVFOLD_METAL=required|optional|off|all` (optional where unset, required where `CI=true`): without a clang++ of version 19
-//! or later, `required` fails and `optional` shows the tests as ignored. `all` adds long tests, more orders, race checking,
-//! sanitizers, fast math and every variant's compilation. `KVFOLD_CLANG` names another compiler.
+//! or later, `required` fails and `optional` shows the tests as ignored. Without `all` a selection runs, in which every kernel
+//! is, and of the fast-math build what meets numbers that are not finite; `all` runs every test in more orders, with race
+//! checking, sanitizers and fast math, and compiles every variant. `KVFOLD_CLANG` names another compiler.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,11 +49,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A test by name; it fails by panicking or by an error.
 pub(crate) type Test = (&'static str, fn(&Gpu) -> kvfold::Result<()>);
 
-/// An Apple GPU as wgpu shows it: f16 and simdgroups of 32.
-const APPLE: Settings =
-    Settings { f16: true, subgroups: true, build: Build::Plain, orders: 3, mutation: None };
+/// An Apple GPU as wgpu shows it: simdgroups of 32.
+const APPLE: Settings = Settings { subgroups: true, build: Build::Plain, orders: 3, mutation: None };
 /// A device that a host made without optional features.
-const BARE: Settings = Settings { f16: false, subgroups: false, ..APPLE };
+const BARE: Settings = Settings { subgroups: false, ..APPLE };
 
 /// Every test that needs no adapter of its own.
 pub(crate) fn tests() -> Vec<Test> {
@@ -68,8 +68,52 @@ pub(crate) fn tests() -> Vec<Test> {
     .concat()
 }
 
-/// Tests of many large dispatches, which run where all is wanted.
-const LONG: [&str; 8] = [
+/// What runs on the Apple device unless all is wanted: every kernel in its main variants.
+const MAIN: &[&str] = &[
+    "attend_writes_strided_outputs_of_every_type",
+    "empty_caches_attend_to_zeros",
+    "empty_pairs_are_folded",
+    "exact_attention_equals_the_reference",
+    "exact_attention_masks_rows_that_are_not_finite",
+    "exact_attention_reads_strided_rows",
+    "merge_equals_its_twin_in_every_mode_and_type",
+    "merge_equals_its_twin_under_every_rule",
+    "one_buffer_may_hold_both_layers",
+    "planes_count_and_mask_odd_rows",
+    "planes_scores_equal_the_reference_on_the_stored_codes",
+    "quantize_equals_its_twin",
+    "quantize_values_equals_its_twin",
+    "restore_writes_strided_outputs_and_leaves_gaps",
+    "rows_that_are_not_finite_never_spread",
+    "scores_equal_the_reference_on_the_stored_codes",
+    "similarity_equals_its_twin",
+];
+
+/// What runs on the bare device then: every kernel whose text differs there. Most mutants are bare, too.
+const BARE_ONLY: &[&str] = &[
+    "exact_attention_masks_rows_that_are_not_finite",
+    "merge_equals_its_twin_under_every_rule",
+    "planes_count_and_mask_odd_rows",
+    "quantize_values_equals_its_twin",
+    "rows_that_are_not_finite_never_spread",
+    "similarity_equals_its_twin",
+    "sketches_and_attention_agree_with_the_original",
+];
+
+/// What runs with fast math then: every kernel that meets a number that is not finite.
+const NOT_FINITE: &[&str] = &[
+    "exact_attention_masks_rows_that_are_not_finite",
+    "exact_attention_masks_scores_beyond_f32",
+    "merge_equals_its_twin_in_every_mode_and_type",
+    "planes_count_and_mask_odd_rows",
+    "quantize_equals_its_twin",
+    "quantize_values_equals_its_twin",
+    "rows_that_are_not_finite_never_spread",
+    "similarity_equals_its_twin",
+];
+
+/// Tests of many large dispatches, which only the plain build runs.
+const LONG: &[&str] = &[
     "attend_takes_every_mask_and_length",
     "attend_takes_long_sketches_and_caches",
     "exact_attention_takes_every_mask",
@@ -80,28 +124,29 @@ const LONG: [&str; 8] = [
     "the_self_test_passes_on_every_check",
 ];
 
-/// What runs on the bare device unless all is wanted: every kernel whose text differs there. The mutants are bare, too.
-const SHORT: [&str; 7] = [
-    "exact_attention_masks_rows_that_are_not_finite",
-    "merge_equals_its_twin_under_every_rule",
-    "planes_count_and_mask_odd_rows",
-    "quantize_values_equals_its_twin",
-    "rows_that_are_not_finite_never_spread",
-    "similarity_equals_its_twin",
-    "sketches_and_attention_agree_with_the_original",
-];
-
-/// Devices by name.
-fn devices(all: bool) -> Vec<(String, Settings)> {
-    let more = |settings: Settings| Settings { orders: 2 * settings.orders, ..settings };
-    let kinds = [("apple", APPLE), ("bare", BARE)];
-    let mut devices: Vec<_> = kinds.map(|(name, settings)| (name.to_owned(), settings)).into();
-    if all {
-        devices.iter_mut().for_each(|(_, settings)| *settings = more(*settings));
+/// Devices by name, and the tests that run there.
+fn devices(all: bool) -> Vec<(String, Settings, Vec<Test>)> {
+    let named = |names: &[&str]| -> Vec<Test> {
+        for name in names {
+            assert!(tests().iter().any(|(test, _)| test == name), "no test {name}");
+        }
+        tests().into_iter().filter(|(test, _)| names.contains(test)).collect()
+    };
+    let fast_math = Settings { build: Build::FastMath, orders: 1, ..APPLE };
+    if !all {
+        return vec![
+            ("apple".to_owned(), APPLE, named(MAIN)),
+            ("bare".to_owned(), BARE, named(BARE_ONLY)),
+            ("apple_fastmath".to_owned(), fast_math, named(NOT_FINITE)),
+        ];
+    }
+    let short: Vec<Test> = tests().into_iter().filter(|(test, _)| !LONG.contains(test)).collect();
+    let mut devices = Vec::new();
+    for (name, settings) in [("apple", APPLE), ("bare", BARE)] {
+        devices.push((name.to_owned(), Settings { orders: 2 * settings.orders, ..settings }, tests()));
         for build in [Build::FastMath, Build::Race, Build::Sanitized] {
-            devices.extend(kinds.map(|(name, settings)| {
-                (format!("{name}_{build:?}").to_lowercase(), Settings { build, orders: 1, ..settings })
-            }));
+            let name = format!("{name}_{build:?}").to_lowercase();
+            devices.push((name, Settings { build, orders: 1, ..settings }, short.clone()));
         }
     }
     devices
@@ -115,22 +160,15 @@ fn open(settings: Settings) -> kvfold::Result<Gpu> {
 fn trials(all: bool) -> Vec<Trial> {
     let failed = |error: &dyn ToString| Failed::from(error.to_string());
     let mut trials = Vec::new();
-    for (device, settings) in devices(all) {
-        for (name, test) in tests() {
-            let long = LONG.contains(&name);
-            let wanted = match settings.build {
-                Build::Plain => all || if settings.subgroups { !long } else { SHORT.contains(&name) },
-                _ => !long,
-            };
-            if wanted {
-                trials.push(Trial::test(format!("{device}/{name}"), move || {
-                    test(&open(settings)?).map_err(|error| failed(&error))
-                }));
-            }
+    for (device, settings, tests) in devices(all) {
+        for (name, test) in tests {
+            trials.push(Trial::test(format!("{device}/{name}"), move || {
+                test(&open(settings)?).map_err(|error| failed(&error))
+            }));
         }
     }
     for mutant in mutants::MUTANTS {
-        let settings = Settings { mutation: Some(mutant.mutation), build: mutant.build(), ..BARE };
+        let settings = Settings { mutation: Some(mutant.mutation), build: mutant.build, ..BARE };
         trials.push(Trial::test(format!("mutant/{}", mutant.name), move || {
             mutants::check(mutant, &open(settings)?).map_err(|error| failed(&error))
         }));

@@ -40,7 +40,6 @@ pub(crate) use buffer::Buffer;
 /// How the device runs kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    pub(crate) f16: bool,
     pub(crate) subgroups: bool,
     pub(crate) build: Build,
     /// Orders in which invocations take turns: forward, reverse, then random ones. All must give the same bytes.
@@ -127,7 +126,6 @@ fn binding(entry: &wgpu::BindGroupEntry<'_>, layout: &[wgpu::BindGroupLayoutEntr
 impl api::DeviceInterface for Device {
     fn features(&self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
-        features.set(wgpu::Features::SHADER_F16, self.settings.f16);
         features.set(wgpu::Features::SUBGROUP, self.settings.subgroups);
         features
     }
