@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("exact_attention_takes_every_mask", masks),
     ("exact_attention_reads_strided_rows", strided),
     ("exact_attention_masks_rows_that_are_not_finite", not_finite),
+    ("exact_attention_masks_scores_beyond_f32", beyond_f32),
     ("exact_attention_refuses_types_that_differ", refused),
 ];
 
@@ -112,6 +113,30 @@ fn strided(gpu: &Gpu) -> kvfold::Result<()> {
 fn not_finite(gpu: &Gpu) -> kvfold::Result<()> {
     let case = Case::not_finite();
     check(gpu, [&case.queries, &case.keys, &case.values], None, &AttendOptions::default())
+}
+
+/// A key that is finite and whose score is infinite or no number is not seen, as if it were not finite itself.
+fn beyond_f32(gpu: &Gpu) -> kvfold::Result<()> {
+    let case = Case::new(4, [1, 1, 70], [64, 64], 1, 3);
+    let queries = Tensor::from_f32(&[2.0; 3 * 64], DType::F32, case.queries.shape())?;
+    let values = retyped(&case.values, DType::F32);
+    let keys = |large: f32| {
+        let mut numbers = case.keys.view().to_f32();
+        numbers[7 * 64..8 * 64].fill(large);
+        numbers[30 * 64..31 * 64].iter_mut().step_by(2).for_each(|x| *x = large);
+        numbers[30 * 64 + 1..31 * 64].iter_mut().step_by(2).for_each(|x| *x = -large);
+        Tensor::from_f32(&numbers, DType::F32, case.keys.shape())
+    };
+    let (large, broken) = (keys(3e38)?, keys(f32::NAN)?);
+    let options = AttendOptions::default();
+    let [q, k, v] = [&queries, &large, &values].map(|tensor| upload(gpu, tensor));
+    let have = attend(gpu, [&q, &k, &v], None, &options)?;
+    let want = reference::exact(&queries.view(), &broken.view(), &values.view(), None, &options)?;
+    assert!(relative_l2(&have, &want) < 1e-5);
+    assert!(
+        relative_l2(&exact(&queries.view(), &large.view(), &values.view(), None, &options)?, &want) < 1e-5
+    );
+    Ok(())
 }
 
 fn refused(gpu: &Gpu) -> kvfold::Result<()> {

@@ -174,8 +174,11 @@ pub(crate) const FILES: Wall = Wall {
 };
 
 pub(crate) const DEVICE_TESTS: Wall = Wall {
-    rule: "a test of the device has the word gpu in its file's name, so that tests/run finds it",
-    guards: |path| integration_test(path).is_some_and(|name| !name.split('_').any(|word| word == "gpu")),
+    rule: "a test of the device has the word gpu or metal in its file's name, so that tests/run finds it",
+    guards: |path| {
+        integration_test(path)
+            .is_some_and(|name| !name.split('_').any(|word| word == "gpu" || word == "metal"))
+    },
     view: View::Code,
     offences: |code| words(code, "Gpu"),
 };

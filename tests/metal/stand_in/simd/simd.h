@@ -1,0 +1,1 @@
+// Nothing of Apple's simd library is used.
