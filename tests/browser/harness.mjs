@@ -85,7 +85,7 @@ export class Browser {
 
   /** Waits until everything was measured. */
   async ready(page) {
-    await page.waitForFunction(() => document.body.dataset.ready === "yes" && document.body.dataset.busy === "no", null, { timeout: 120_000 });
+    await page.waitForFunction(() => document.body.dataset.ready === "yes" && document.body.dataset.busy === "no", null, { timeout: 300_000 });
   }
 
   async close() {
@@ -138,7 +138,8 @@ export async function run(kind, tests, filter = "") {
       failed += 1;
       console.log(`test ${kind}/${name} ... FAILED\n${error.stack}`);
     }
-    for (const context of browser.chromium.contexts()) await context.close();
+    // The first page is shared; the others have served.
+    for (const context of browser.chromium.contexts().slice(1)) await context.close();
   }
   await browser.close();
   return [passed, failed];

@@ -15,7 +15,8 @@ export function figureOf(about, ...body) {
   const element = h(
     "section",
     { className: `figure${about.full ? " full" : ""}`, "aria-label": about.title },
-    h("header", {}, h("h3", {}, about.title), tools, note),
+    h("header", {}, h("h3", {}, about.title), tools),
+    note,
     content,
     legend,
   );
@@ -24,6 +25,7 @@ export function figureOf(about, ...body) {
       ...entries.map(([text, color, line]) => {
         const swatch = h("i", { className: line ? "line" : "" });
         swatch.style.background = color.startsWith("--") ? `var(${color})` : color;
+        if (color.startsWith("linear")) swatch.className = "ramp";
         return h("span", {}, swatch, text);
       }),
     );

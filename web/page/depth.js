@@ -30,7 +30,7 @@ export function depth(app, into) {
 
   const maps = Object.fromEntries(KINDS.map(([kind, title]) => [kind, heat(kind, title)]));
   const legend = () => [
-    ["cosine −1", "--low"], ["0", "--mid"], ["+1, kept raw", "--high"], ["merged", "--merged"],
+    ["cosine −1 to +1, kept raw", "linear-gradient(90deg, var(--low), var(--mid), var(--high))"], ["merged", "--merged"],
   ];
   const heats = figureOf(
     {
@@ -195,7 +195,7 @@ export function depth(app, into) {
     merged.draw([x, of("keys", share), of("values", share), pairs.map(error)]);
     const row = (pair, kind, first) => {
       const f = pair[kind];
-      const name = first ? [`${pair.lower}–${pair.upper}`, pair.planned ? h("span", { className: "tag" }, "planned") : ""] : [""];
+      const name = first ? [`${pair.lower}–${pair.upper}`, ...(pair.planned ? [" ", h("span", { className: "tag" }, "planned")] : [])] : [""];
       const cells = [figure(f.cosine.mean), figure(f.cosine.p5), figure(f.cosine.p95), count(f.retained), count(f.rows), figure(f.relative_error), figure(f.relative_error_merged), bytes(f.bytes_before), bytes(f.bytes_after)];
       return h("tr", {}, h("td", {}, ...name), h("td", { className: "left" }, kind === "keys" ? "K" : "V"), ...cells.map((text, i) => h("td", { className: i === 3 && f.retained < f.rows ? "ok" : "" }, text)));
     };
@@ -203,7 +203,7 @@ export function depth(app, into) {
       ? [h("tr", { className: "aside" }, h("td", {}, `${pair.lower}–${pair.upper}`), h("td", { className: "left", colSpan: 10 }, `no pair: ${pair.skipped}`))]
       : [row(pair, "keys", true), row(pair, "values", false)]));
     const { planned_pairs: planned, merged: rows, rows: all } = merge.totals.minicache;
-    table.setNote(`The totals fold the ${counted(planned, "planned pair")}: ${count(rows)} of ${count(all)} rows merge, ${bytes(merge.totals.bytes_before)} become ${bytes(merge.totals.bytes_after)}.`);
+    table.setNote(`The totals fold the ${counted(planned, "planned pair")}: ${count(rows)} of ${count(all)} rows merge, ${count(merge.totals.bytes_before)} bytes become ${count(merge.totals.bytes_after)}.`);
   }
 
   return {

@@ -35,7 +35,7 @@ export function memory(app, into) {
   const rows = h("div", { className: "bars" });
   const estimates = figureOf(
     { title: "Your model’s cache", name: "model", note: "Arithmetic on sizes for one sequence, keys and values alike; quality is what your own capture says.", picture: false, table: estimateTable },
-    h("div", { className: "controls", style: "border:0;padding:0 0 6px;background:none" },
+    h("div", { className: "controls", style: "border:0;padding:0 0 6px;background:none;grid-template-columns:1fr 1fr" },
       h("div", { className: "control wide" }, h("label", { htmlFor: "models" }, "Model"), models),
       number(app, { name: "mlayers", label: "Layers", min: 1, max: 1024 }),
       number(app, { name: "mheads", label: "KV heads", min: 1, max: 1024 }),
@@ -142,8 +142,7 @@ export function memory(app, into) {
     bars.setNote(`${bytes(before)} become ${bytes(after)}, ${ratio(after ? before / after : null)} smaller; outlines are the bytes as captured.${more}`);
     bars.setLegend([...PARTS[how], ["as captured, an outline", "--muted", true]]);
     canvas.setAttribute("aria-label", `Bytes by layer: ${bytes(before)} before, ${bytes(after)} after`);
-    const args = how === "minicache" ? "" : "";
-    command.textContent = `kvfold unfold ${fileName()} -o restored.safetensors${args}`;
+    command.textContent = `kvfold unfold ${fileName()} -o restored.safetensors`;
     button.disabled = !app.info || how === "qjl";
     button.title = how === "qjl" ? "Stores hold sign planes or MiniCache pairs" : "";
     if (how === "qjl") status.textContent = "Stores hold sign planes or MiniCache pairs; QJL is measured here, not stored.";

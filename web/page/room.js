@@ -32,6 +32,7 @@ export function room(app, into) {
   );
 
   const checked = h("tbody");
+  const none = h("p", { className: "empty" });
   const summary = h("p", { role: "status" });
   const testButton = h("button", { type: "button", className: "primary", id: "selftest", onclick: () => test() }, "Run the self-test");
   const copyButton = h("button", { type: "button", hidden: true, onclick: () => copy() }, "Copy as text");
@@ -39,7 +40,7 @@ export function room(app, into) {
     { title: "Self-test: every kernel against its twin", name: "selftest", picture: false, note: "Each kernel on this machine’s adapter against the CPU twin, on rows of the capture and on made-up rows: zero, tiny, huge, opposite, not finite.", table: () => ({ header: ["kernel", "rows", "apart", "bound", "passed"], rows: (app.data.checks ?? []).map((c) => [c.kernel, c.rows, c.apart, c.bound, c.passed]) }) },
     h("div", { className: "line" }, testButton, copyButton, summary),
     h("div", { className: "scroll", style: "margin-top:10px", tabIndex: 0, role: "region", "aria-label": "Self-test, table" },
-      h("table", {}, h("thead", {}, h("tr", {}, ...["Kernel", "Rows", "Apart", "At most", ""].map((text, i) => h("th", { scope: "col", className: i === 1 ? "left" : "" }, text)))), checked)),
+      none, h("table", {}, h("thead", {}, h("tr", {}, ...["Kernel", "Rows", "Apart", "At most", ""].map((text, i) => h("th", { scope: "col", className: i === 1 ? "left" : "" }, text)))), checked)),
   );
   into.append(lead, h("div", { className: "grid" }, adapter.element, ran.element, timing.element, testing.element));
 
@@ -121,6 +122,9 @@ export function room(app, into) {
     timed.replaceChildren(...(app.data.timings ?? []).map((t) => h("tr", {}, h("td", {}, t.kernel), h("td", {}, ms(t.milliseconds)), h("td", {}, ms(t.twin_milliseconds)))));
     const checks = app.data.checks;
     copyButton.hidden = !checks;
+    none.hidden = Boolean(checks);
+    none.nextSibling.hidden = !checks;
+    none.textContent = gpu ? "About 50 checks, a few seconds on a GPU." : `There is no GPU to compare with the CPU: ${a?.reason ?? ""}.`;
     if (!checks) return;
     const failed = checks.filter((c) => !c.passed).length;
     summary.textContent = `${counted(checks.length - failed, "check")} passed, ${failed} failed`;

@@ -18,15 +18,15 @@ export const NAMES = {
 /** The view. @param {any} app @param {HTMLElement} into */
 export function sketch(app, into) {
   const lead = h("p", { className: "lead" }, "QJL keeps a key as the signs of a random projection; sign planes refine that to a few bits a channel, centred and rotated. Below, what either does to the scores and to the attention weights of this capture’s own queries, beside the codes that others use.");
-  const bits = (x) => (x < 0 ? "same as first" : x === 0 ? "dropped" : `${x}`);
+  const bits = (x) => (x < 0 ? "as half 1" : x === 0 ? "dropped" : `${x}`);
   const layers = list(app, { name: "layer", label: "Layer", options: [[0, "0"]] });
   const heads = list(app, { name: "head", label: "Query head", options: [[0, "0"]] });
   const queries = list(app, { name: "query", label: "Query at token", options: [[-1, "last"]] });
   const planes = [
-    slider(app, { name: "hi", label: "Key bits, first half", min: 1, max: 5, step: 1 }),
-    slider(app, { name: "lo", label: "Key bits, other half", min: -1, max: 5, step: 1, text: bits }),
+    slider(app, { name: "hi", label: "Key bits, half 1", min: 1, max: 5, step: 1 }),
+    slider(app, { name: "lo", label: "Key bits, half 2", min: -1, max: 5, step: 1, text: bits }),
     slider(app, { name: "values", label: "Value bits", min: 1, max: 5, step: 1 }),
-    list(app, { name: "centring", label: "Centring of keys", options: [["pre-rope", "mean before RoPE"], ["block-mean", "means of 64 tokens"], ["none", "none"]] }),
+    list(app, { name: "centring", label: "Centring of keys", options: [["pre-rope", "mean, before RoPE"], ["block-mean", "means of 64 tokens"], ["none", "none"]] }),
   ];
   const qjl = [
     list(app, { name: "projection", label: "Projection", options: [["gaussian", "Gaussian, as published"], ["orthogonal", "orthogonal"], ["hadamard", "Hadamard"]] }),
@@ -205,13 +205,14 @@ export function sketch(app, into) {
     const row = (name) => Array.from(a[name].subarray(q * a.tokens, (q + 1) * a.tokens), (x) => (Number.isNaN(x) ? null : x));
     lines.draw([Array.from({ length: a.tokens }, (_, t) => t), row("exact_weights"), row("estimated_weights")]);
     weights.setNote(`Layer ${app.settings.layer}, head ${app.settings.head}, the query at token ${a.first_query + q}.`);
-    const colors = ramp("--sunk", "--c3", "--value");
+    const colors = ramp("--sunk", "--c3", "--value", "--ink");
+    const most = a.exact_weights.reduce((most, x) => (x > most ? x : most), 1e-9);
     for (const kind of ["exact", "estimated"]) {
       maps[kind].chosen = q;
       maps[kind].set(a.queries, a.tokens, (r, c) => {
         const x = a[`${kind}_weights`][r * a.tokens + c];
-        // The square root shows small weights too; both maps share it.
-        return Number.isNaN(x) ? null : colors[Math.round(Math.sqrt(Math.min(Math.max(x, 0), 1)) * 255)];
+        // The square root shows small weights too; both maps share the scale.
+        return Number.isNaN(x) ? null : colors[Math.round(Math.sqrt(Math.min(Math.max(x / most, 0), 1)) * 255)];
       });
     }
   }
