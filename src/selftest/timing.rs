@@ -1,17 +1,20 @@
 //! How long each operation takes on a device, and its twin on the CPU.
 
+mod gpu;
+
 use serde::Serialize;
+
+use gpu::Device;
 
 use super::rows::{self, Set};
 use crate::attention::{self, AttendOptions};
 use crate::capture::Capture;
 use crate::error::{Error, Result};
-use crate::gpu::{Gpu, KvView, ReadBack};
+use crate::gpu::Gpu;
 use crate::minicache::{self, Layer, MergeOptions, Retention};
 use crate::qjl::planes::{self, Calibration, Codec, PlanesOptions, Tables};
 use crate::qjl::{self, KeyScale, Projection, ProjectionKind};
 use crate::rope::Positions;
-use crate::tensor::{DType, Shape};
 
 /// Calls recorded into one submit, so that the submit's own cost is shared by many.
 const BATCH: u32 = 16;
@@ -208,153 +211,6 @@ impl<'a> Twin<'a> {
             Operation::PlaneValues => drop(planes::cpu::encode_values(codec, &values)?),
             Operation::PlaneScores => drop(planes::cpu::scores(codec, &queries, &self.key_codes, tables)?),
             Operation::PlaneAttend => drop(planes::cpu::attend(codec, &queries, &stored, None, &causal())?),
-        }
-        Ok(())
-    }
-}
-
-/// Everything on the device.
-struct Device {
-    gpu: Gpu,
-    merge: MergeOptions,
-    keys: KvView,
-    upper: KvView,
-    values: KvView,
-    queries: KvView,
-    decision: minicache::gpu::Decision,
-    folded: minicache::gpu::FoldedBuffers,
-    restored: KvView,
-    projection: qjl::gpu::ProjectionBuffer,
-    sketch: qjl::gpu::SketchedKeyBuffers,
-    quantized: qjl::gpu::QuantizedValueBuffers,
-    codec: planes::gpu::CodecBuffer,
-    tables: planes::gpu::TableBuffer,
-    positions: planes::gpu::PositionBuffer,
-    key_codes: planes::gpu::PlaneBuffer,
-    value_codes: planes::gpu::PlaneBuffer,
-    scores: KvView,
-    output: KvView,
-}
-
-impl Device {
-    async fn new(gpu: &Gpu, twin: &Twin<'_>) -> Result<Self> {
-        let set = twin.set;
-        let upload = |tensor: &crate::Tensor| {
-            Ok(KvView::new(&gpu.upload("timing", tensor.bytes())?, tensor.dtype(), tensor.shape()))
-        };
-        let room = |dtype: DType, shape: Shape| -> Result<KvView> {
-            let bytes = (shape.bytes(dtype) as u64).next_multiple_of(4).max(4);
-            Ok(KvView::new(&gpu.storage("timing", bytes)?, dtype, shape))
-        };
-        let [keys, upper] = [upload(&set.lower)?, upload(&set.upper)?];
-        let [values, queries] = [upload(&set.values)?, upload(&set.queries)?];
-        let (fold, sign, code) =
-            (minicache::gpu::Ops::new(gpu), qjl::gpu::Ops::new(gpu), planes::gpu::Ops::new(gpu));
-        let mut decision = gpu.submit(|encoder| fold.encode_decide(encoder, &keys, &upper, &twin.merge))?;
-        decision.totals().await?;
-        let projection = sign.upload_projection(&twin.projection)?;
-        let codec = code.upload_codec(&twin.codec)?;
-        let tables = code.upload_tables(&codec, &twin.tables)?;
-        let (shape, asked) = (keys.shape(), queries.shape());
-        let starts = Positions::Start(&twin.starts);
-        let positions = code.upload_positions(&codec, starts, shape.batch, shape.tokens)?;
-        let (folded, sketch, quantized) = gpu.submit(|encoder| {
-            Ok((
-                fold.encode_merge(encoder, &decision)?,
-                sign.encode_quantize(encoder, &keys, &projection, KeyScale::Norm)?,
-                sign.encode_quantize_values(encoder, &values)?,
-            ))
-        })?;
-        let (key_codes, value_codes) = gpu.submit(|encoder| {
-            let keys = code.encode_key_codes(encoder, &keys, &codec, &tables, &positions)?;
-            Ok((keys, code.encode_value_codes(encoder, &values, &codec)?))
-        })?;
-        Ok(Self {
-            restored: room(keys.dtype(), shape)?,
-            scores: room(DType::F32, Shape { dim: shape.tokens, ..asked })?,
-            output: room(DType::F32, Shape { dim: values.shape().dim, ..asked })?,
-            gpu: gpu.clone(),
-            merge: twin.merge.clone(),
-            keys,
-            upper,
-            values,
-            queries,
-            decision,
-            folded,
-            projection,
-            sketch,
-            quantized,
-            codec,
-            tables,
-            positions,
-            key_codes,
-            value_codes,
-        })
-    }
-
-    async fn time(&self, operation: Operation, clock: &dyn Fn() -> f64) -> Result<f64> {
-        let mut times = Vec::with_capacity(SUBMITS);
-        let last = self.gpu.storage("timing", 4)?;
-        for submit in 0..=SUBMITS {
-            let start = clock();
-            let end = self.gpu.submit(|encoder| {
-                for _ in 0..BATCH {
-                    self.record(operation, encoder)?;
-                }
-                ReadBack::schedule(&self.gpu, encoder, &last)
-            })?;
-            end.await?;
-            if submit > 0 {
-                times.push((clock() - start) / f64::from(BATCH));
-            }
-        }
-        Ok(median(times))
-    }
-
-    fn record(&self, operation: Operation, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
-        let fold = minicache::gpu::Ops::new(&self.gpu);
-        let sign = qjl::gpu::Ops::new(&self.gpu);
-        let code = planes::gpu::Ops::new(&self.gpu);
-        let Self { keys, upper, values, queries, projection, sketch, quantized, output, .. } = self;
-        let Self { codec, tables, positions, key_codes, value_codes, scores, .. } = self;
-        match operation {
-            Operation::Similarity => {
-                fold.encode_similarity(encoder, keys, upper, &self.merge)?;
-            }
-            Operation::Merge => {
-                fold.encode_merge(encoder, &self.decision)?;
-            }
-            Operation::Restore => {
-                fold.encode_restore(encoder, &self.folded, Layer::Upper, &self.restored)?;
-            }
-            Operation::Exact => {
-                let ops = attention::gpu::Ops::new(&self.gpu);
-                ops.encode_exact(encoder, queries, keys, values, None, &causal(), output)?;
-            }
-            Operation::Quantize => {
-                sign.encode_quantize(encoder, keys, projection, KeyScale::Norm)?;
-            }
-            Operation::QuantizeValues => {
-                sign.encode_quantize_values(encoder, values)?;
-            }
-            Operation::Scores => sign.encode_scores(encoder, queries, sketch, projection, scores)?,
-            Operation::Attend => {
-                let options = causal();
-                sign.encode_attend(encoder, queries, sketch, quantized, projection, None, &options, output)?;
-            }
-            Operation::PlaneKeys => {
-                code.encode_key_codes(encoder, keys, codec, tables, positions)?;
-            }
-            Operation::PlaneValues => {
-                code.encode_value_codes(encoder, values, codec)?;
-            }
-            Operation::PlaneScores => {
-                code.encode_scores(encoder, queries, key_codes, codec, tables, positions, scores)?;
-            }
-            Operation::PlaneAttend => {
-                let stored = planes::gpu::Stored { keys, key_codes, values, value_codes, tables, positions };
-                code.encode_attend(encoder, queries, &stored, codec, None, &causal(), output)?;
-            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 
 import { drop } from "./harness.mjs";
 import { alike } from "./made.mjs";
-import { small } from "./page.mjs";
+import { PAGE, small } from "./page.mjs";
 
 /** Keeps every device of the page's worker, and counts its buffers. */
 const WATCHED = `
@@ -190,4 +190,4 @@ export const ENGINE = [
 ];
 
 export const WEBGPU = [["a_lost_device_can_be_tried_again", lost]];
-export const CPU = [["webgpu_that_is_asked_for_and_missing_is_said", asked]];
+export const CPU = [...PAGE, ["webgpu_that_is_asked_for_and_missing_is_said", asked]];

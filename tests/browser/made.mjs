@@ -7,11 +7,34 @@ export function safetensors(tensors, metadata = {}) {
   for (const [name, { shape, numbers }] of Object.entries(tensors)) {
     header[name] = { dtype: "F32", shape, data_offsets: [at, (at += numbers.byteLength)] };
   }
+  return Buffer.concat([head(header), ...Object.values(tensors).map(({ numbers }) => Buffer.from(numbers.buffer))]);
+}
+
+/** The first layers of a capture of which every layer has its own entry in some lists of the metadata. */
+export function first(file, layers) {
+  const length = Number(file.readBigUInt64LE(0));
+  const { __metadata__: metadata, ...tensors } = JSON.parse(file.subarray(8, 8 + length).toString());
+  for (const list of ["rope_theta", "sliding_window"]) metadata[list] = JSON.stringify(JSON.parse(metadata[list]).slice(0, layers));
+  metadata.n_layers = String(layers);
+  const header = { __metadata__: metadata };
+  const parts = [];
+  let at = 0;
+  for (const [name, { dtype, shape, data_offsets: [start, end] }] of Object.entries(tensors)) {
+    const layer = /^layer\.(\d+)\./.exec(name);
+    if (layer && Number(layer[1]) >= layers) continue;
+    header[name] = { dtype, shape, data_offsets: [at, (at += end - start)] };
+    parts.push(file.subarray(8 + length + start, 8 + length + end));
+  }
+  return Buffer.concat([head(header), ...parts]);
+}
+
+/** A header with its length, padded to whole words. */
+function head(header) {
   let text = JSON.stringify(header);
   text += " ".repeat((8 - (text.length % 8)) % 8);
   const length = Buffer.alloc(8);
   length.writeBigUInt64LE(BigInt(text.length));
-  return Buffer.concat([length, Buffer.from(text), ...Object.values(tensors).map(({ numbers }) => Buffer.from(numbers.buffer))]);
+  return Buffer.concat([length, Buffer.from(text)]);
 }
 
 /** Layers whose rows are alike: all but the sinks merge. */

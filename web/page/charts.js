@@ -1,5 +1,5 @@
 // Figures with their tools, and curves by uPlot.
-import uPlot from "./uPlot.esm.js";
+// uPlot comes as a classic script: its minified form is no module.
 import { csv, download, h, token } from "./dom.js";
 
 /**
@@ -111,7 +111,7 @@ export class Chart {
     const width = this.element.clientWidth;
     this.#plot?.destroy();
     this.#plot = null;
-    if (this.#data && width > 0) this.#plot = new uPlot(this.#make(width), this.#data, this.element);
+    if (this.#data && width > 0) this.#plot = new globalThis.uPlot(this.#make(width), this.#data, this.element);
   }
 
   #resize() {

@@ -269,6 +269,8 @@ class App {
 
   /** Measures the presets that were not chosen, one after the other, for the table: while somebody looks at it. */
   async others() {
+    // A software adapter takes a minute for one.
+    if (this.engine.adapter?.backend === "webgpu" && this.engine.adapter.software) return;
     for (const name of Object.keys(PRESETS)) {
       const options = sketchOptions(this.settings, this.keyDim(), name);
       if (this.settings.view !== "sketch" || !this.data.sketch || this.#cache.has(JSON.stringify(options))) continue;
