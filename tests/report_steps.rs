@@ -1,5 +1,7 @@
 //! A report in steps: its parts equal the whole, its rows equal the figures, and attention is attention.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that panics is a test that fails")]
+
 use kvfold::capture::{Capture, CaptureInfo, Layer};
 use kvfold::minicache::{MergeOptions, Retention, cpu};
 use kvfold::qjl::planes::{PlanesOptions, Preset};
@@ -29,8 +31,7 @@ fn capture() -> Capture {
         made.queries = Some(near(scale, Shape::new(2, 4, 5, 16).unwrap()));
         made
     });
-    let mut info = CaptureInfo::default();
-    info.lengths = Some(vec![70, 40]);
+    let info = CaptureInfo { lengths: Some(vec![70, 40]), ..CaptureInfo::default() };
     Capture::new(layers.collect(), info).unwrap()
 }
 

@@ -16,9 +16,11 @@ use crate::qjl::planes::{self, Calibration, Codec, PlanesOptions, Tables};
 use crate::qjl::{self, KeyScale, Projection, ProjectionKind};
 use crate::rope::Positions;
 
-/// Calls recorded into one submit, so that the submit's own cost is shared by many.
+/// Most calls recorded into one submit, so that the submit's own cost is shared by many.
 const BATCH: u32 = 16;
-/// Submits, of which the median is told; one more comes first, to compile the kernels.
+/// Milliseconds of a submit that are enough: where calls are slow, fewer of them share one.
+const ENOUGH: f64 = 100.0;
+/// Submits, of which the median is told; two more come first, to compile the kernels and to see how slow they are.
 const SUBMITS: usize = 5;
 
 /// One operation.
@@ -27,7 +29,7 @@ const SUBMITS: usize = 5;
 pub struct Timing {
     /// The operation.
     pub kernel: &'static str,
-    /// Calls in each submit.
+    /// Calls in each submit, 1 to 16; 0 where no device was given.
     pub batch: u32,
     /// Milliseconds of a call: the median submit, from recording to the read-back's arrival, over its calls. `None` where
     /// no device was given.
@@ -59,12 +61,15 @@ pub async fn timings(
         if !progress(done, Operation::ALL.len()) {
             return Err(Error::Cancelled { done, of: Operation::ALL.len() });
         }
-        let milliseconds = match &device {
-            Some(device) => Some(device.time(operation, clock).await?),
-            None => None,
+        let (milliseconds, batch) = match &device {
+            Some(device) => {
+                let (milliseconds, batch) = device.time(operation, clock).await?;
+                (Some(milliseconds), batch)
+            }
+            None => (None, 0),
         };
         let twin_milliseconds = twin.time(operation, clock)?;
-        found.push(Timing { kernel: operation.name(), batch: BATCH, milliseconds, twin_milliseconds });
+        found.push(Timing { kernel: operation.name(), batch, milliseconds, twin_milliseconds });
     }
     Ok(found)
 }

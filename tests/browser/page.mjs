@@ -148,8 +148,8 @@ async function codes(browser) {
   const qjl = (await cells(page.locator("tr.chosen")))[7];
   await page.selectOption('[data-setting="projection"] select', "orthogonal");
   await page.waitForFunction((was) => document.querySelector("tr.chosen td:nth-child(8)")?.innerText !== was, qjl, { timeout: 120_000 });
-  await page.selectOption('[data-setting="head"] select', "3");
-  await page.waitForFunction(() => document.querySelector("#view-sketch .note").innerText.includes("head 3"));
+  await page.selectOption('[data-setting="head"] select', "1");
+  await page.waitForFunction(() => document.querySelector("#view-sketch .note").innerText.includes("head 1"));
 }
 
 /** A page on a small capture in the sample's place, so that it is ready soon. */

@@ -118,7 +118,7 @@ export function room(app, into) {
     testButton.disabled = !gpu;
     testButton.title = gpu ? "" : "There is no GPU to compare with the CPU";
     const software = a?.software && gpu ? " This adapter is itself a program on the CPU: its times show that the kernels run, and nothing about a GPU’s speed." : "";
-    timing.setNote(`On one layer of the capture. Here: the median of 5 submits of 16 calls each, over the calls; the twin: the median of 5 calls, one thread.${software}`);
+    timing.setNote(`On one layer of the capture. Here: the median of 5 submits of up to 16 calls, over the calls; the twin: the median of 5 calls, one thread.${software}`);
     timed.replaceChildren(...(app.data.timings ?? []).map((t) => h("tr", {}, h("td", {}, t.kernel), h("td", {}, ms(t.milliseconds)), h("td", {}, ms(t.twin_milliseconds)))));
     const checks = app.data.checks;
     copyButton.hidden = !checks;

@@ -20,8 +20,8 @@ export const DEFAULTS = Object.freeze({
   recent: 64,
   projection: "gaussian",
   signs: 1, // sign bits of a key for each channel
-  layer: 0,
-  head: 0,
+  layer: 14, // where the sample's heads attend in patterns one can see; fewer layers have less
+  head: 4,
   query: -1, // -1: the last
   // Memory
   store: "planes",

@@ -348,7 +348,7 @@ export interface Check {
 
 export interface Timing {
   kernel: string;
-  /** Calls in each submit. */
+  /** Calls in each submit, 1 to 16; 0 without a device. */
   batch: number;
   /** Of one call: the median submit over its calls. Null without a device. */
   milliseconds: number | null;

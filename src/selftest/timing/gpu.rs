@@ -1,6 +1,6 @@
 //! Operations timed on a device.
 
-use super::{BATCH, Operation, SUBMITS, Twin, causal, median};
+use super::{BATCH, ENOUGH, Operation, SUBMITS, Twin, causal, median};
 use crate::attention;
 use crate::error::Result;
 use crate::gpu::{Gpu, KvView, ReadBack};
@@ -89,23 +89,32 @@ impl Device {
         })
     }
 
-    pub(super) async fn time(&self, operation: Operation, clock: &dyn Fn() -> f64) -> Result<f64> {
+    /// Milliseconds of a call, and how many calls were in each submit.
+    pub(super) async fn time(&self, operation: Operation, clock: &dyn Fn() -> f64) -> Result<(f64, u32)> {
+        // The first submit compiles the kernels.
+        self.submit(operation, 1).await?;
+        let start = clock();
+        self.submit(operation, 1).await?;
+        let batch = ((ENOUGH / (clock() - start).max(f64::MIN_POSITIVE)) as u32).clamp(1, BATCH);
         let mut times = Vec::with_capacity(SUBMITS);
-        let last = self.gpu.storage("timing", 4)?;
-        for submit in 0..=SUBMITS {
+        for _ in 0..SUBMITS {
             let start = clock();
-            let end = self.gpu.submit(|encoder| {
-                for _ in 0..BATCH {
-                    self.record(operation, encoder)?;
-                }
-                ReadBack::schedule(&self.gpu, encoder, &last)
-            })?;
-            end.await?;
-            if submit > 0 {
-                times.push((clock() - start) / f64::from(BATCH));
-            }
+            self.submit(operation, batch).await?;
+            times.push((clock() - start) / f64::from(batch));
         }
-        Ok(median(times))
+        Ok((median(times), batch))
+    }
+
+    /// Submits so many calls and waits for them.
+    async fn submit(&self, operation: Operation, calls: u32) -> Result<()> {
+        let last = self.gpu.storage("timing", 4)?;
+        let end = self.gpu.submit(|encoder| {
+            for _ in 0..calls {
+                self.record(operation, encoder)?;
+            }
+            ReadBack::schedule(&self.gpu, encoder, &last)
+        })?;
+        end.await.map(drop)
     }
 
     fn record(&self, operation: Operation, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
