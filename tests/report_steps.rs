@@ -31,8 +31,9 @@ fn capture() -> Capture {
         made.queries = Some(near(scale, Shape::new(2, 4, 5, 16).unwrap()));
         made
     });
-    let info = CaptureInfo { lengths: Some(vec![70, 40]), ..CaptureInfo::default() };
-    Capture::new(layers.collect(), info).unwrap()
+    let mut capture = Capture::new(layers.collect(), CaptureInfo::default()).unwrap();
+    capture.info.lengths = Some(vec![70, 40]);
+    capture
 }
 
 fn options() -> ReportOptions {
