@@ -223,7 +223,7 @@ async function folds(browser) {
     assert.equal(told.method, method);
     // Codes at a cell's border may fall on either side, since two machines' cosines differ in the last bit.
     const same = join(browser.scratch, `${store}-cli.safetensors`);
-    const own = JSON.parse(await kvfold("fold", "-o", same, "--json", ...(store === "minicache" ? ["--method", "minicache"] : [])));
+    const own = JSON.parse(await kvfold("fold", "-o", same, "--json", ...(store === "minicache" ? ["--minicache"] : [])));
     const read = JSON.parse(await kvfold("unfold", same, "-o", restored, "--force", "--json"));
     agree(read, told, "unfold");
     await page.waitForFunction((ratio) => document.querySelector("#view-memory [role=status]").innerText.includes(ratio), `${own.ratio.toFixed(own.ratio < 1.005 ? 4 : 2)}×`);
