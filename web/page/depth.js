@@ -95,7 +95,7 @@ export function depth(app, into) {
         const { rows, head, figures } = at(row);
         if (!figures) return [`layers ${pairName(rows)}`, "no pair"];
         const cosine = value(figures, head, column);
-        const kept = isRaw(rows.upper - 1, kind, head, column, cosine);
+        const kept = isRaw(decided(), rows.upper - 1, kind, head, column, cosine);
         return [`layers ${pairName(rows)}, head ${head}, token ${column}`, `cosine ${cosine.toFixed(4)}: ${kept ? "kept raw" : "merges"}`];
       },
     });
@@ -106,22 +106,26 @@ export function depth(app, into) {
   const value = (figures, head, tokenAt) =>
     head < figures.heads ? figures.cosines[head * figures.tokens + tokenAt] : Number.NaN;
 
-  /** As the fold decided where it has, else as the threshold says at once. */
-  function isRaw(pair, kind, head, tokenAt, cosine) {
-    const exact = isCurrent(app.data.merge, app.settings) ? app.data.merge.rows?.[pair]?.[kind] : null;
+  /** What the fold decided of every row, if it has under these settings. */
+  const decided = () => (isCurrent(app.data.merge, app.settings) ? app.data.merge.rows : null);
+
+  /** As the fold decided, else as the threshold says at once. */
+  function isRaw(folds, pair, kind, head, tokenAt, cosine) {
+    const exact = folds?.[pair]?.[kind];
     if (exact?.retained.length) return exact.retained[head * exact.tokens + tokenAt] === 1;
     return tokenAt < app.settings.sinks || !(cosine >= app.settings.threshold);
   }
 
   function cosineTable() {
     const rows = [];
+    const folds = decided();
     for (const [pair, { lower, upper, ...kinds }] of (app.data.probe ?? []).entries()) {
       for (const [kind] of KINDS) {
         const figures = kinds[kind];
         for (let head = 0; figures && head < figures.heads; head += 1) {
           for (let t = 0; t < figures.tokens; t += 1) {
             const cosine = value(figures, head, t);
-            rows.push([lower, upper, kind, head, t, cosine, isRaw(pair, kind, head, t, cosine) ? 0 : 1]);
+            rows.push([lower, upper, kind, head, t, cosine, isRaw(folds, pair, kind, head, t, cosine) ? 0 : 1]);
           }
         }
       }
@@ -171,6 +175,7 @@ export function depth(app, into) {
     const probe = app.data.probe;
     if (!probe?.length) return;
     const each = heads();
+    const folds = decided();
     for (const [kind] of KINDS) {
       const tokens = Math.max(...probe.map((rows) => rows[kind]?.tokens ?? 0));
       maps[kind].set(probe.length * each, tokens, (row, column) => {
@@ -179,7 +184,7 @@ export function depth(app, into) {
         const cosine = figures ? value(figures, row % each, column) : Number.NaN;
         if (Number.isNaN(cosine)) return null;
         const at = Math.round((Math.min(Math.max(cosine, -1), 1) * 0.5 + 0.5) * 255);
-        return isRaw(pair, kind, row % each, column, cosine) ? colors.retained[at] : colors.merged[at];
+        return isRaw(folds, pair, kind, row % each, column, cosine) ? colors.retained[at] : colors.merged[at];
       });
     }
   }
@@ -210,7 +215,8 @@ export function depth(app, into) {
     live: paint,
     render() {
       paint();
-      tables();
+      // A frame for each, so that neither holds the page up.
+      requestAnimationFrame(tables);
     },
     theme() {
       colors = cosineColors();

@@ -9,13 +9,16 @@ function rgb(color) {
 
 const mix = (a, b, t) => a.map((x, i) => x + (b[i] - x) * t);
 
-/** A table of 256 colours from several, evenly spaced. */
+/** A colour as a pixel of ImageData has it. */
+const pixel = ([r, g, b]) => ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
+
+/** A table of 256 pixels from several colours, evenly spaced. */
 export function ramp(...colors) {
   const stops = colors.map((color) => (typeof color === "string" ? rgb(color.startsWith("--") ? token(color) : color) : color));
   return Array.from({ length: 256 }, (_, i) => {
     const at = (i / 255) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
-    return mix(stops[low], stops[low + 1], at - low);
+    return pixel(mix(stops[low], stops[low + 1], at - low));
   });
 }
 
@@ -55,7 +58,7 @@ export class HeatMap {
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Sets the data. @param {number} rows @param {number} columns @param {(row: number, column: number) => number[] | null} color */
+  /** Sets the data. @param {number} rows @param {number} columns @param {(row: number, column: number) => number | null} color of `ramp` */
   set(rows, columns, color) {
     this.rows = rows;
     this.columns = columns;
@@ -67,15 +70,10 @@ export class HeatMap {
   paint() {
     if (!this.color || this.rows === 0 || this.columns === 0) return;
     const image = new ImageData(this.columns, this.rows);
-    const empty = rgb(token("--sunk"));
+    const pixels = new Uint32Array(image.data.buffer);
+    const empty = pixel(rgb(token("--sunk")));
     for (let row = 0, at = 0; row < this.rows; row += 1) {
-      for (let column = 0; column < this.columns; column += 1, at += 4) {
-        const [r, g, b] = this.color(row, column) ?? empty;
-        image.data[at] = r;
-        image.data[at + 1] = g;
-        image.data[at + 2] = b;
-        image.data[at + 3] = 255;
-      }
+      for (let column = 0; column < this.columns; column += 1, at += 1) pixels[at] = this.color(row, column) ?? empty;
     }
     this.cells.width = this.columns;
     this.cells.height = this.rows;
