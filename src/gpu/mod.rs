@@ -108,6 +108,14 @@ impl Gpu {
         &self.shared.caps
     }
 
+    /// The [labels](Variant::label) of the kernel variants compiled so far, in alphabetical order.
+    #[must_use]
+    pub fn variants(&self) -> Vec<String> {
+        let mut labels: Vec<String> = lock(&self.shared.pipelines).keys().map(Variant::label).collect();
+        labels.sort_unstable();
+        labels
+    }
+
     /// Makes an encoder and hands it to `record`, then submits what was recorded; for callers without an encoder of
     /// their own.
     ///

@@ -6,7 +6,7 @@ use super::planes::{PlanesSketch, PlanesTask};
 use super::queries::Slice;
 use super::span::Span;
 use crate::error::Result;
-use crate::minicache::{Layer, MergeOptions, cpu as minicache};
+use crate::minicache::{Layer, MergeOptions, Row, cpu as minicache};
 use crate::qjl::planes::{Stored, cpu as planes};
 use crate::qjl::{KeyScale, Projection, QuantizedValues, SketchedKeys, cpu as qjl};
 use crate::rope::Positions;
@@ -31,6 +31,12 @@ pub(super) fn fold(both: Both<'_>, spans: &[Span], options: &MergeOptions) -> Re
         })
     };
     spans.iter().map(fold).collect()
+}
+
+/// Measures a pair's keys or values.
+pub(super) fn similarity(both: Both<'_>, spans: &[Span], options: &MergeOptions) -> Result<Vec<Vec<Row>>> {
+    let rows = |span: &Span| minicache::similarity(&span.view(both[0])?, &span.view(both[1])?, options);
+    spans.iter().map(rows).collect()
 }
 
 /// A sketched layer.

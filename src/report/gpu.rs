@@ -123,6 +123,32 @@ impl Kernels {
         Ok([keys, values])
     }
 
+    /// Measures a pair's keys and values.
+    pub(super) async fn similarity(
+        &mut self,
+        lower: At<'_>,
+        upper: At<'_>,
+        spans: &[Span],
+        options: &MergeOptions,
+    ) -> Result<[Vec<Vec<Row>>; 2]> {
+        let (lower, upper) = (self.resident(lower)?, self.resident(upper)?);
+        let both = [[&lower.keys, &upper.keys], [&lower.values, &upper.values]];
+        let calls = both.into_iter().flat_map(|both| spans.iter().map(move |span| (both, span)));
+        let reading = self.gpu.submit(|encoder| {
+            let read = |([lower, upper], span): ([&KvView; 2], &Span)| {
+                let [lower, upper] = [lower, upper].map(|view| part(view, span));
+                self.minicache.encode_similarity(encoder, &lower, &upper, options)?.read_back(encoder)
+            };
+            calls.map(read).collect::<Result<Vec<_>>>()
+        })?;
+        let mut keys = Vec::with_capacity(reading.len());
+        for rows in reading {
+            keys.push(Rows::parse(&rows.await?));
+        }
+        let values = keys.split_off(spans.len());
+        Ok([keys, values])
+    }
+
     fn decide(
         &self,
         encoder: &mut wgpu::CommandEncoder,

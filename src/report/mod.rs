@@ -22,17 +22,24 @@ mod cpu;
 #[cfg(feature = "gpu")]
 mod gpu;
 mod layer;
+mod measurement;
 mod options;
 mod pair;
 mod planes;
 mod queries;
+mod rows;
 mod span;
 mod totals;
 mod types;
 mod work;
 
+pub use measurement::{Measurement, Method};
 pub use options::{OptionsEcho, ReportOptions};
-pub use planes::{AttentionErrors, LayerMethods, MethodFigures, PlanesFigures, PlanesRequest, TableSource};
+pub use planes::{
+    AttentionErrors, HeadAttention, LayerMethods, MethodFigures, ModelShape, PlanesFigures, PlanesRequest,
+    TableSource, estimate,
+};
+pub use rows::{PairRows, RowFigures};
 #[doc(hidden)] // for the command line alone
 pub use totals::counted;
 pub use types::{
@@ -44,7 +51,6 @@ use crate::capture::Capture;
 use crate::error::{Error, Result};
 #[cfg(feature = "gpu")]
 use crate::gpu::Gpu;
-use work::Work;
 
 /// Who computes.
 #[derive(Clone, Debug)]
@@ -88,41 +94,20 @@ pub async fn report(
     engine: &Engine,
     progress: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Report> {
-    options.validate()?;
-    capture.check()?;
+    let mut measurement = Measurement::new(capture, options, engine)?;
     let count = capture.layers.len();
-    let plan = totals::plan(count, options.start_frac)?;
-    let mut work = Work::new(capture, options, engine)?;
     let mut steps = Steps { done: 0, of: 2 * count - 1, progress };
     steps.tell()?;
     let (mut pairs, mut layers) = (Vec::with_capacity(count - 1), Vec::with_capacity(count));
-    let mut below = None;
-    for (at, planned) in work.layers()?.into_iter().zip(plan) {
-        if let Some(lower) = below.replace(at) {
-            pairs.push(work.pair(lower, at, planned).await?);
+    for index in 0..count {
+        if index > 0 {
+            pairs.push(measurement.pair(index).await?);
             steps.step()?;
         }
-        layers.push(work.layer(at).await?);
+        layers.push(measurement.layer(index).await?);
         steps.step()?;
     }
-    let totals = totals::totals(&pairs, &layers, work.projection_bytes());
-    let verdict = totals::verdict(&pairs, &totals.minicache, count, options);
-    let (backend, adapter, software) = engine.describe();
-    Ok(Report {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        backend,
-        adapter,
-        software,
-        fallback: None,
-        model: capture.info.model.clone(),
-        options: options.into(),
-        shape: CaptureShape { layers: count, batch: capture.batch(), tokens: capture.tokens() },
-        pairs,
-        layers,
-        planes: work.planes(),
-        totals,
-        verdict,
-    })
+    Ok(measurement.finish(pairs, layers))
 }
 
 /// [`report`], waiting for it; on a device that nobody else polls.

@@ -78,7 +78,7 @@ pub(super) fn figures(
 }
 
 /// Whether each row is merged, in row order.
-fn merged_rows(fold: &SpanFold) -> Vec<bool> {
+pub(super) fn merged_rows(fold: &SpanFold) -> Vec<bool> {
     let pages_per_head = fold.layout.pages_per_head();
     let merged = |head: usize, token: usize| {
         let page = fold.pages.get(head * pages_per_head + token / PAGE);

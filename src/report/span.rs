@@ -34,6 +34,15 @@ impl Span {
         self.sequences.start * Strides::contiguous(whole).batch
     }
 
+    /// Puts something of each of the span's rows, in row order, where it belongs in `[batch, heads, tokens]`.
+    pub(super) fn scatter<T>(&self, whole: Shape, rows: impl Iterator<Item = T>, into: &mut [T]) {
+        for ((b, h, t), found) in self.shape(whole).iter_rows().zip(rows) {
+            if let Some(place) = into.get_mut(whole.row(self.sequences.start + b, h, t)) {
+                *place = found;
+            }
+        }
+    }
+
     /// The span's rows of a tensor of the whole capture.
     pub(super) fn view<'a>(&self, tensor: &'a Tensor) -> Result<TensorView<'a>> {
         let whole = tensor.shape();
@@ -66,5 +75,9 @@ mod tests {
         assert_eq!(spans, [Span { sequences: 0..1, tokens: 2 }, Span { sequences: 2..3, tokens: 3 }]);
         let rows = spans[1].view(&ragged.layers[0].values).unwrap();
         assert_eq!(rows.to_f32(), [16.0, 17.0, 18.0, 20.0, 21.0, 22.0]);
+        let (whole, mut back) = (ragged.layers[0].values.shape(), vec![0.0; 24]);
+        spans[1].scatter(whole, rows.to_f32().into_iter(), &mut back);
+        assert_eq!(back[16..], [16.0, 17.0, 18.0, 0.0, 20.0, 21.0, 22.0, 0.0]);
+        assert_eq!(back[..16], [0.0; 16]);
     }
 }

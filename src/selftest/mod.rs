@@ -6,8 +6,11 @@
 
 mod checks;
 mod rows;
+mod timing;
 
 use serde::Serialize;
+
+pub use timing::{Timing, timings};
 
 use crate::capture::Capture;
 use crate::error::Result;

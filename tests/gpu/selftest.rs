@@ -1,12 +1,15 @@
 //! What `kvfold doctor` runs.
 
-use kvfold::selftest::selftest;
+use kvfold::selftest::{selftest, timings};
 use kvfold::{Capture, Error, Gpu};
 
 use crate::Test;
 
-pub(crate) const TESTS: &[Test] =
-    &[("the_self_test_passes_on_every_check", passes), ("the_self_test_ends_when_asked_to", cancelled)];
+pub(crate) const TESTS: &[Test] = &[
+    ("the_self_test_passes_on_every_check", passes),
+    ("the_self_test_ends_when_asked_to", cancelled),
+    ("every_operation_is_timed_beside_its_twin", timed),
+];
 
 fn passes(gpu: &Gpu) -> kvfold::Result<()> {
     let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/web/samples/smollm2_prose_s128.safetensors");
@@ -25,5 +28,23 @@ fn passes(gpu: &Gpu) -> kvfold::Result<()> {
 fn cancelled(gpu: &Gpu) -> kvfold::Result<()> {
     let error = gpu.block_on(selftest(gpu, None, &mut |done, _| done < 1)).unwrap_err();
     assert!(matches!(error, Error::Cancelled { done: 1, of: 11 }), "{error}");
+    Ok(())
+}
+
+fn timed(gpu: &Gpu) -> kvfold::Result<()> {
+    let start = std::time::Instant::now();
+    let clock = || start.elapsed().as_secs_f64() * 1e3;
+    let found = gpu.block_on(timings(Some(gpu), None, &clock, &mut |_, _| true))?;
+    assert_eq!(found.len(), 12);
+    assert!(found.iter().all(|timing| timing.milliseconds > Some(0.0) && timing.twin_milliseconds > 0.0));
+    for kernel in ["minicache-merge", "qjl-attend", "planes-attend", "attention-exact"] {
+        assert!(
+            gpu.variants().iter().any(|label| label.starts_with(kernel)),
+            "{kernel}: {:?}",
+            gpu.variants()
+        );
+    }
+    let error = gpu.block_on(timings(Some(gpu), None, &clock, &mut |_, _| false)).unwrap_err();
+    assert!(matches!(error, Error::Cancelled { done: 0, of: 12 }), "{error}");
     Ok(())
 }

@@ -24,6 +24,11 @@ mod translate;
 
 #[path = "../gpu/attention.rs"]
 mod attention;
+#[path = "../gpu/cache.rs"]
+mod cache;
+#[path = "../caches/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod caches;
 #[path = "../gpu/golden.rs"]
 mod golden;
 #[path = "../gpu/minicache.rs"]
@@ -59,6 +64,7 @@ pub(crate) fn tests() -> Vec<Test> {
     [
         attention::TESTS,
         minicache::TESTS,
+        cache::TESTS,
         qjl::TESTS,
         planes::TESTS,
         golden::TESTS,
@@ -70,6 +76,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 /// What runs on the Apple device unless all is wanted: every kernel in its main variants.
 const MAIN: &[&str] = &[
+    "a_folded_pair_attends_as_its_rows",
     "attend_writes_strided_outputs_of_every_type",
     "empty_caches_attend_to_zeros",
     "empty_pairs_are_folded",

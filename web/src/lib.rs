@@ -1,25 +1,34 @@
 //! kvfold for browsers: bindings only, no algorithm.
 //!
-//! `report(bytes)` measures a capture and resolves to the JSON text of `docs/report.schema.json`. It runs on WebGPU where the
-//! page has it and the capture fits, and on the CPU twins elsewhere; the report's `backend` says which, `fallback` why.
+//! [`Session`] holds a device (WebGPU, or the CPU twins) and a capture, and measures, folds and times it. Its records are
+//! those of `docs/report.schema.json`, spelled as there; `web/types/kvfold.d.ts` declares them all. Every method that
+//! computes returns a promise at once, lets go of the event loop between two layers, tells `onProgress`, and ends when
+//! its `signal` is aborted. An error is an `Error` whose `code` is that of [`kvfold::Error::code`].
 
-use kvfold::gpu::Request;
-use kvfold::report::{Engine, ReportOptions, report_or_cpu};
-use kvfold::{Capture, Gpu};
+mod adapter;
+mod attend;
+mod fold;
+mod js;
+mod load;
+mod measure;
+mod memory;
+mod options;
+mod room;
+mod session;
+mod task;
+
+pub use memory::memory_use;
+pub use room::estimate;
+pub use session::Session;
+
 use wasm_bindgen::prelude::*;
 
-/// Measures a capture (a safetensors file as bytes) with the default options.
-///
-/// # Errors
-/// An `Error` whose message names what was wanted and what was had.
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = include_str!("../types/kvfold.d.ts");
+
+/// The version of kvfold.
 #[wasm_bindgen]
-pub async fn report(capture: Vec<u8>) -> Result<String, JsError> {
-    let capture = Capture::from_bytes(&capture)?;
-    let (engine, fallback) = match Gpu::request(Request::default()).await {
-        Ok(gpu) => (Engine::Gpu(gpu), None),
-        Err(cause) => (Engine::Cpu, Some(cause.to_string())),
-    };
-    let mut report = report_or_cpu(&capture, &ReportOptions::default(), &engine, &mut |_| true).await?;
-    report.fallback = report.fallback.or(fallback);
-    Ok(serde_json::to_string(&report)?)
+#[must_use]
+pub fn version() -> String {
+    env!("CARGO_PKG_VERSION").to_owned()
 }

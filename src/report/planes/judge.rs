@@ -8,7 +8,7 @@ use crate::report::queries::Slice;
 use crate::tensor::{Tensor, TensorView};
 
 /// Exact attention of a layer's queries, and which tokens stay raw.
-pub(super) struct Judge<'a> {
+pub(in crate::report) struct Judge<'a> {
     queries: &'a Slice<'a>,
     values: &'a Tensor,
     value_rows: Vec<f32>,
@@ -28,7 +28,7 @@ pub(super) struct Estimate<'a> {
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(queries: &'a Slice<'a>, values: &'a Tensor, sinks: u32) -> Result<Self> {
+    pub(in crate::report) fn new(queries: &'a Slice<'a>, values: &'a Tensor, sinks: u32) -> Result<Self> {
         let Attended { scores, output } = Attended::exact(queries, &queries.keys.view(), &values.view())?;
         let value_rows = values.view().to_f32();
         Ok(Self { queries, values, value_rows, scores, output, sinks: sinks as usize })
@@ -65,6 +65,80 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// Scores and weights of one query head, each of a sequence's queries a row.
+    pub(in crate::report) fn head(
+        &self,
+        sequence: usize,
+        head: usize,
+        scores: &[f32],
+        recent: u32,
+    ) -> HeadAttention {
+        let (asked, tokens) = (self.queries.queries.shape(), self.queries.keys.shape().tokens);
+        let first = asked.row(sequence, head, 0);
+        let length = self.queries.lengths.get(sequence).copied().unwrap_or_default() as usize;
+        let unseen = || vec![f32::NAN; asked.tokens * tokens];
+        let mut found = HeadAttention {
+            queries: asked.tokens,
+            tokens,
+            first_query: length.saturating_sub(asked.tokens),
+            exact_scores: unseen(),
+            estimated_scores: unseen(),
+            exact_weights: unseen(),
+            estimated_weights: unseen(),
+        };
+        let scale = self.queries.options.scale_for(self.queries.keys.shape().dim);
+        let rows = self.queries.rows().filter(|(row, ..)| (first..first + asked.tokens).contains(row));
+        for (row, keys, visible) in rows {
+            let Some([exact, estimated]) = self.weights(row, keys, &visible, scores, recent as usize) else {
+                continue;
+            };
+            let (from, into) = (row * tokens, (row - first) * tokens);
+            for ((t, exact), estimated) in visible.zip(exact).zip(estimated) {
+                let score = |of: &[f32]| of.get(from + t).map_or(f32::NAN, |score| scale * score);
+                let put = |into_of: &mut Vec<f32>, x: f32| {
+                    if let Some(place) = into_of.get_mut(into + t) {
+                        *place = x;
+                    }
+                };
+                put(&mut found.exact_scores, score(&self.scores));
+                put(&mut found.estimated_scores, score(scores));
+                put(&mut found.exact_weights, exact.exp() as f32);
+                put(&mut found.estimated_weights, estimated.exp() as f32);
+            }
+        }
+        found
+    }
+
+    /// Whether a token of a sequence stays raw.
+    fn is_raw(&self, head: usize, recent: usize) -> impl Fn(usize) -> bool + use<> {
+        let keys = self.queries.keys.shape();
+        let sequence = head / (keys.heads * keys.tokens).max(1);
+        let length = self.queries.lengths.get(sequence).copied().unwrap_or_default() as usize;
+        let sinks = self.sinks;
+        move |t| t < sinks || t + recent >= length
+    }
+
+    /// Logarithms of one query's exact and estimated weights on the tokens that it sees; `None` where it sees nothing.
+    fn weights(
+        &self,
+        row: usize,
+        head: usize,
+        visible: &std::ops::Range<usize>,
+        scores: &[f32],
+        recent: usize,
+    ) -> Option<[Vec<f64>; 2]> {
+        let keys = self.queries.keys.shape();
+        let is_raw = self.is_raw(head, recent);
+        let scale = f64::from(self.queries.options.scale_for(keys.dim));
+        let logits = |pick: &dyn Fn(usize) -> Option<f32>| -> Option<Vec<f64>> {
+            visible.clone().map(|t| Some(scale * f64::from(pick(t)?))).collect()
+        };
+        let first = row * keys.tokens;
+        let exact = log_weights(logits(&|t| self.scores.get(first + t).copied())?)?;
+        let mixed = |t: usize| if is_raw(t) { &self.scores } else { scores }.get(first + t).copied();
+        Some([exact, log_weights(logits(&mixed)?)?])
+    }
+
     /// One query; `None` where it sees nothing.
     fn row(
         &self,
@@ -73,18 +147,9 @@ impl<'a> Judge<'a> {
         estimate: &Estimate<'_>,
         recent: usize,
     ) -> Option<Row> {
-        let (keys, dim) = (self.queries.keys.shape(), self.values.shape().dim);
-        let sequence = head / (keys.heads * keys.tokens);
-        let length = *self.queries.lengths.get(sequence)? as usize;
-        let is_raw = |t: usize| t < self.sinks || t + recent >= length;
-        let scale = f64::from(self.queries.options.scale_for(keys.dim));
-        let logits = |pick: &dyn Fn(usize) -> Option<f32>| -> Option<Vec<f64>> {
-            visible.clone().map(|t| Some(scale * f64::from(pick(t)?))).collect()
-        };
-        let first = row * keys.tokens;
-        let exact = log_weights(logits(&|t| self.scores.get(first + t).copied())?)?;
-        let mixed = |t: usize| if is_raw(t) { &self.scores } else { estimate.scores }.get(first + t).copied();
-        let estimated = log_weights(logits(&mixed)?)?;
+        let dim = self.values.shape().dim;
+        let is_raw = self.is_raw(head, recent);
+        let [exact, estimated] = self.weights(row, head, &visible, estimate.scores, recent)?;
         let kl = exact.iter().zip(&estimated).map(|(p, q)| p.exp() * (p - q)).sum();
         let agrees = largest(&exact) == largest(&estimated);
         let mut sum = vec![0.0; if estimate.output.is_some() { 0 } else { dim }];
@@ -96,6 +161,25 @@ impl<'a> Judge<'a> {
         }
         Some(Row { kl, agrees, output: sum.into_iter().map(|x| x as f32).collect() })
     }
+}
+
+/// One query head's attention under a method, each array `[queries, tokens]`, NaN where a query does not see the token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeadAttention {
+    /// Queries that were captured.
+    pub queries: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// The token at which the first query stands.
+    pub first_query: usize,
+    /// `scale * (q . k)`.
+    pub exact_scores: Vec<f32>,
+    /// The same of coded keys: of every token, those that stay raw included.
+    pub estimated_scores: Vec<f32>,
+    /// Attention weights.
+    pub exact_weights: Vec<f32>,
+    /// Attention weights with sinks and recent tokens raw.
+    pub estimated_weights: Vec<f32>,
 }
 
 /// What became of one query.

@@ -1,23 +1,29 @@
 //! Sign planes beside the original QJL, int8, int4 and KIVI-like codes (arXiv 2402.02750), on a capture's queries.
 
 mod cost;
+mod estimate;
 mod judge;
 mod rivals;
 mod types;
 
 use std::collections::BTreeMap;
 
+pub use estimate::{ModelShape, estimate};
+pub use judge::HeadAttention;
 pub use types::{AttentionErrors, LayerMethods, MethodFigures, PlanesFigures, PlanesRequest, TableSource};
 
+pub(super) use judge::Judge;
+
+use super::Method;
 use super::queries::Slice;
 use super::work::At;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
 use crate::qjl::QuantizedValues;
-use crate::qjl::planes::{CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Preset, Tables};
+use crate::qjl::planes::{CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Tables};
 use crate::rope::{Positions, Rope};
 use cost::{Cost, Tokens};
-use judge::{Estimate, Judge};
+use judge::Estimate;
 
 /// Tokens of a block mean where the model's RoPE is not known.
 const BLOCK: u32 = 64;
@@ -44,6 +50,31 @@ pub(super) struct PlanesTask<'a> {
     pub(super) tables: &'a Tables,
     /// Position of each sequence's first token.
     pub(super) starts: &'a [u32],
+}
+
+/// A code that was asked for, with the sinks and the window of the request still to be put in.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) method: Method,
+    options: PlanesOptions,
+}
+
+impl Asked {
+    const fn name(&self) -> &'static str {
+        match self.method {
+            Method::Preset(preset) => preset.name(),
+            _ => "custom",
+        }
+    }
+}
+
+impl PlanesRequest {
+    /// Presets, then the custom code.
+    fn asked(&self) -> impl Iterator<Item = Asked> {
+        let presets = self.presets.iter();
+        let presets = presets.map(|&p| Asked { method: Method::Preset(p), options: p.options() });
+        presets.chain(self.custom.map(|options| Asked { method: Method::Custom, options }))
+    }
 }
 
 /// Sign planes in the making.
@@ -76,7 +107,7 @@ impl<'a> Planes<'a> {
             starts: starts(capture),
             centring: if known { Centring::PreRope } else { Centring::BlockMean(BLOCK) },
             layers: Vec::new(),
-            rotations: vec![BTreeMap::new(); request.presets.len()],
+            rotations: vec![BTreeMap::new(); request.asked().count()],
         })
     }
 
@@ -84,14 +115,22 @@ impl<'a> Planes<'a> {
         &self.starts
     }
 
-    pub(super) fn presets(&self) -> &'a [Preset] {
-        &self.request.presets
+    pub(super) fn asked(&self) -> impl Iterator<Item = Asked> + use<'a> {
+        self.request.asked()
     }
 
-    /// Codecs of a preset for a layer: as asked for, and without a recent window.
-    pub(super) fn codecs(&self, preset: Preset, at: At<'_>) -> Result<[Codec; 2]> {
+    /// The layer taken last.
+    pub(super) fn last(&self) -> Option<&LayerMethods> {
+        self.layers.last()
+    }
+
+    /// Codecs of a code for a layer: as asked for, and without a recent window.
+    pub(super) fn codecs(&self, asked: &Asked, at: At<'_>) -> Result<[Codec; 2]> {
         let rope = Rope::from_capture(self.capture, at.index)?;
-        let options = preset.options().sinks(self.request.sinks).centring(self.centring);
+        let mut options = asked.options.sinks(self.request.sinks);
+        if options.centring == Centring::PreRope {
+            options = options.centring(self.centring);
+        }
         let (key_dim, value_dim) = (at.keys.shape().dim, at.layer.values.shape().dim);
         let codec = |recent| Codec::new(options.recent(recent), key_dim, value_dim, rope.clone());
         Ok([codec(self.request.recent)?, codec(0)?])
@@ -128,9 +167,9 @@ impl<'a> Planes<'a> {
         let sinks = self.request.sinks;
         let judge = queries.map(|(queries, _)| Judge::new(queries, &at.layer.values, sinks)).transpose()?;
         let mut presets = Vec::with_capacity(found.len());
-        let names = self.request.presets.iter();
-        for ((preset, (codec, tables, sketch)), rotations) in names.zip(found).zip(&mut self.rotations) {
-            let mut figures = self.tokens.figures(preset.name(), Cost::of(&codec), keys, values);
+        let asked = self.request.asked();
+        for ((asked, (codec, tables, sketch)), rotations) in asked.zip(found).zip(&mut self.rotations) {
+            let mut figures = self.tokens.figures(asked.name(), Cost::of(&codec), keys, values);
             figures.table_bytes = tables.bytes() as u64;
             rotations.extend(codec.rotations().iter().map(|r| (r.channels(), r.bytes() as u64)));
             if let (Some(judge), Some(sketch)) = (&judge, &sketch) {
@@ -151,7 +190,8 @@ impl<'a> Planes<'a> {
     }
 
     /// All figures; `projection_bytes` are those of the original's projections.
-    pub(super) fn finish(self, projection_bytes: u64) -> PlanesFigures {
+    pub(super) fn finish(mut self, projection_bytes: u64) -> PlanesFigures {
+        self.layers.sort_by_key(|layer| layer.layer);
         let total = |of: fn(&LayerMethods) -> &[MethodFigures], index: usize, rotation_bytes: u64| {
             let layers: Vec<&MethodFigures> = self.layers.iter().filter_map(|l| of(l).get(index)).collect();
             MethodFigures::total(&layers, rotation_bytes)

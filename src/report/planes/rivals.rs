@@ -9,12 +9,28 @@ use crate::metrics::{INT4_GROUP, asymmetric, int4_bits, int8_bits, int8_row};
 use crate::report::layer::{decoded, row_bytes};
 use crate::report::planes::LayerSketch;
 use crate::report::work::At;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Shape, Tensor};
 
 /// Tokens that share the scale and zero of a key's channel.
 const TOKEN_GROUP: usize = 32;
 
-/// `qjl`, `int8`, `int4`, `kivi4`, `kivi2` on a layer.
+/// What `qjl`, `int8`, `int4`, `kivi4` and `kivi2` store.
+pub(super) fn costs(sketch_dim: usize, keys: Shape, values: Shape) -> [(&'static str, Cost); 5] {
+    let grouped = |bits: u8, dim| int4_bits(dim) - 4.0 + f64::from(bits);
+    let row_bits = |words: usize, dim: usize| (8 * row_bytes(words)) as f64 / dim as f64;
+    let cost = |key, value, shared| Cost { key, value, shared };
+    let kivi = |bits: u8| cost(f64::from(bits), grouped(bits, values.dim), Some((TOKEN_GROUP, 32.0)));
+    let int8_values = row_bits(values.dim.div_ceil(4), values.dim);
+    [
+        ("qjl", cost(row_bits(sketch_dim.div_ceil(32), keys.dim), int8_values, None)),
+        ("int8", cost(int8_bits(keys.dim), int8_values, None)),
+        ("int4", cost(int4_bits(keys.dim), int4_bits(values.dim), None)),
+        ("kivi4", kivi(4)),
+        ("kivi2", kivi(2)),
+    ]
+}
+
+/// The rivals on a layer.
 pub(super) fn figures(
     at: At<'_>,
     sketch_dim: usize,
@@ -23,18 +39,7 @@ pub(super) fn figures(
     judged: Option<(&Judge<'_>, &LayerSketch)>,
 ) -> Result<Vec<MethodFigures>> {
     let (keys, values) = (at.keys.shape(), at.layer.values.shape());
-    let grouped = |bits: u8, dim| int4_bits(dim) - 4.0 + f64::from(bits);
-    let row_bits = |words: usize, dim: usize| (8 * row_bytes(words)) as f64 / dim as f64;
-    let cost = |key, value, shared| Cost { key, value, shared };
-    let kivi = |bits: u8| cost(f64::from(bits), grouped(bits, values.dim), Some((TOKEN_GROUP, 32.0)));
-    let int8_values = row_bits(values.dim.div_ceil(4), values.dim);
-    let costs = [
-        ("qjl", cost(row_bits(sketch_dim.div_ceil(32), keys.dim), int8_values, None)),
-        ("int8", cost(int8_bits(keys.dim), int8_values, None)),
-        ("int4", cost(int4_bits(keys.dim), int4_bits(values.dim), None)),
-        ("kivi4", kivi(4)),
-        ("kivi2", kivi(2)),
-    ];
+    let costs = costs(sketch_dim, keys, values);
     let mut all = Vec::with_capacity(costs.len());
     for (name, cost) in costs {
         let mut figures = tokens.figures(name, cost, keys, values);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::capture::Capture;
-use crate::qjl::planes::{Centring, Preset};
+use crate::qjl::planes::{Centring, PlanesOptions, Preset};
 
 /// What is asked of sign planes.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +13,9 @@ use crate::qjl::planes::{Centring, Preset};
 pub struct PlanesRequest {
     /// The presets measured; all by default.
     pub presets: Vec<Preset>,
+    /// A code of one's own, measured after the presets under the name `custom`; its `sinks` and `recent` are not read.
+    /// [`Centring::PreRope`] becomes means of blocks where the capture does not say what the model's RoPE is.
+    pub custom: Option<PlanesOptions>,
     /// First tokens that stay raw under every method; 4 by default.
     pub sinks: u32,
     /// Last tokens that stay raw under every method; 64 by default.
@@ -26,7 +29,7 @@ impl Default for PlanesRequest {
     fn default() -> Self {
         let options = Preset::default().options();
         let presets = Preset::ALL.to_vec();
-        Self { presets, sinks: options.sinks, recent: options.recent, calibration: None }
+        Self { presets, custom: None, sinks: options.sinks, recent: options.recent, calibration: None }
     }
 }
 
@@ -35,6 +38,13 @@ impl PlanesRequest {
     #[must_use]
     pub fn presets(mut self, presets: Vec<Preset>) -> Self {
         self.presets = presets;
+        self
+    }
+
+    /// Sets [`custom`](Self::custom).
+    #[must_use]
+    pub fn custom(mut self, options: PlanesOptions) -> Self {
+        self.custom = Some(options);
         self
     }
 
