@@ -86,6 +86,11 @@ pub(crate) trait MakeBlock<B> {
 }
 
 impl<B> Tail<B> {
+    /// A tail without rows whose first token will be this one.
+    pub(crate) fn starting(token: usize) -> Self {
+        Self { blocks: Vec::new(), first: token, end: token }
+    }
+
     /// Tokens of the sequence, folded ones included.
     pub(crate) fn end(&self) -> usize {
         self.end
@@ -99,6 +104,16 @@ impl<B> Tail<B> {
     /// The blocks, for those who count bytes.
     pub(crate) fn blocks(&self) -> &[Block<B>] {
         &self.blocks
+    }
+
+    /// The blocks, for those who write rows that no other tail shares.
+    pub(crate) fn blocks_mut(&mut self) -> &mut [Block<B>] {
+        &mut self.blocks
+    }
+
+    /// Tokens that the blocks have room for, folded ones included.
+    pub(crate) fn capacity(&self) -> usize {
+        self.blocks.iter().map(|block| block.capacity).sum()
     }
 
     /// Tokens that can be appended without a new block.
