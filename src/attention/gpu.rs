@@ -36,6 +36,10 @@ pub(crate) struct AttentionParams {
     scale: f32,
     kv_heads: u32,
     first_row: u32,
+    live_first: u32,
+    live_end: u32,
+    position: u32,
+    consecutive: u32,
 }
 
 impl AttentionParams {
@@ -95,6 +99,15 @@ pub(crate) struct Pass {
     pub(crate) workgroups: u64,
 }
 
+/// The passes of a call in stages, and where all leave what they find.
+pub(crate) struct Staged {
+    /// The passes of each stage, and how many splits it and those before it have.
+    pub(crate) stages: Vec<(Vec<Pass>, u32)>,
+    pub(crate) partials: wgpu::Buffer,
+    /// Splits of all stages, at least one.
+    pub(crate) splits: u32,
+}
+
 impl Pass {
     /// The passes of one call, whose partial results stand in one buffer, in order. Checks the options.
     pub(crate) fn all(
@@ -113,6 +126,7 @@ impl Pass {
         let params = AttentionParams {
             rows: index32(rows)?,
             tokens: index32(g.tokens)?,
+            live_end: index32(g.tokens)?,
             splits: index32(splits)?,
             split: index32(split)?,
             all_splits: index32(all_splits)?,
@@ -129,6 +143,17 @@ impl Pass {
         (0..).step_by(splits).zip(spans).map(pass).collect()
     }
 
+    /// Only these tokens of the store count.
+    pub(crate) fn only(&mut self, live: std::ops::Range<usize>) -> Result<()> {
+        (self.params.live_first, self.params.live_end) = (index32(live.start)?, index32(live.end)?);
+        Ok(())
+    }
+
+    /// The positions of the store's tokens follow each other from this one on.
+    pub(crate) fn consecutive(&mut self, first: u32) {
+        (self.params.position, self.params.consecutive) = (first, 1);
+    }
+
     /// A pass for each segment, whose store holds that segment alone; a sequence's segments are in order.
     /// `g.tokens` is not looked at.
     pub(crate) fn segments(
@@ -139,16 +164,35 @@ impl Pass {
         segments: &[Segment],
         options: &AttendOptions<'_>,
     ) -> Result<Vec<Self>> {
+        let staged = Self::stages(gpu, g, value_dim, lengths, &[segments], options)?;
+        Ok(staged.stages.into_iter().flat_map(|(passes, _)| passes).collect())
+    }
+
+    /// Passes for segments in stages: those of a stage come, for every sequence, after those of the stages before.
+    pub(crate) fn stages(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: &[usize],
+        stages: &[&[Segment]],
+        options: &AttendOptions<'_>,
+    ) -> Result<Staged> {
         options.validate()?;
         g.check_sinks(options)?;
         let rows = g.query_heads * g.queries;
         let mut splits_of = vec![0; lengths.len()];
-        let mut placed = Vec::with_capacity(segments.len());
-        for segment in segments {
-            let (splits, split) = split(segment.tokens, g.batch * rows);
-            let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
-            placed.push((segment, *before, splits, split));
-            *before += splits;
+        let mut placed = Vec::with_capacity(stages.len());
+        for segments in stages {
+            let mut stage = Vec::with_capacity(segments.len());
+            for segment in *segments {
+                let (splits, split) = split(segment.tokens, g.batch * rows);
+                let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
+                stage.push((segment, *before, splits, split));
+                *before += splits;
+            }
+            let end = splits_of.iter().copied().max().unwrap_or(0);
+            splits_of.fill(end);
+            placed.push((stage, index32(end)?));
         }
         let all_splits = splits_of.iter().copied().max().unwrap_or(0).max(1);
         let partials = partials(gpu, g.batch * rows, all_splits, value_dim)?;
@@ -159,6 +203,7 @@ impl Pass {
                 rows: index32(rows)?,
                 first_row: index32(segment.sequence * rows)?,
                 tokens: index32(segment.tokens)?,
+                live_end: index32(segment.tokens)?,
                 start: index32(segment.start)?,
                 splits: index32(splits)?,
                 split: index32(split)?,
@@ -169,7 +214,11 @@ impl Pass {
             let (spans, partials) = (spans.clone(), partials.clone());
             Ok(Self { params, spans, partials, workgroups: (rows * splits) as u64 })
         };
-        placed.into_iter().map(pass).collect()
+        let mut staged = Vec::with_capacity(placed.len());
+        for (stage, end) in placed {
+            staged.push((stage.into_iter().map(pass).collect::<Result<Vec<Self>>>()?, end));
+        }
+        Ok(Staged { stages: staged, partials, splits: index32(all_splits)? })
     }
 
     /// The only pass of a call that sees whole sequences.

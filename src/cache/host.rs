@@ -65,11 +65,13 @@ pub(crate) struct HostBlocks {
     pub(crate) shape: LayerShape,
     /// Tokens of the smallest block.
     pub(crate) least: usize,
+    /// Tokens are rounded up to a multiple of this.
+    pub(crate) unit: usize,
 }
 
 impl MakeBlock<HostBlock> for HostBlocks {
     fn capacity(&self, _: usize, tokens: usize) -> usize {
-        tokens.next_multiple_of(32).max(self.least)
+        tokens.next_multiple_of(self.unit).max(self.least)
     }
 
     fn make(&mut self, capacity: usize) -> Result<HostBlock> {

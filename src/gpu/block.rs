@@ -2,9 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{
-    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse, Window,
-};
+use super::{Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse};
 use crate::cache::LayerShape;
 use crate::cache::tail::{Block, MakeBlock, Write};
 use crate::error::Result;
@@ -60,6 +58,11 @@ impl RawBlock {
 pub(crate) struct Copies(Vec<[wgpu::Buffer; 2]>);
 
 impl Copies {
+    /// Adds the copying of a whole buffer to one of its size.
+    pub(crate) fn add(&mut self, from: &wgpu::Buffer, to: &wgpu::Buffer) {
+        self.0.push([from.clone(), to.clone()]);
+    }
+
     /// Records the copies.
     pub(crate) fn record(&self, encoder: &mut wgpu::CommandEncoder) {
         for [from, to] in &self.0 {

@@ -42,7 +42,8 @@ pub struct Model {
 
 fn tensor(rows: &[Vec<Vec<f32>>], dtype: DType) -> Tensor {
     let (tokens, heads, dim) = (rows.len(), rows[0].len(), rows[0][0].len());
-    let numbers: Vec<f32> = (0..heads).flat_map(|h| rows.iter().flat_map(move |row| row[h].clone())).collect();
+    let numbers: Vec<f32> =
+        (0..heads).flat_map(|h| rows.iter().flat_map(move |row| row[h].clone())).collect();
     Tensor::from_f32(&numbers, dtype, Shape::new(1, heads, tokens, dim).unwrap()).unwrap()
 }
 

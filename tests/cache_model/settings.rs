@@ -16,8 +16,8 @@ fn rope(dim: usize, rotary: usize) -> Rope {
 }
 
 fn setting(layers: Vec<LayerShape>, options: CacheOptions) -> Setting {
-    // Sums of a few hundred products in f32 whose largest term the softmax weighs by at most 1.
-    Setting { layers, group: 2, sequences: 2, options, queries: true, odd: 0, tolerance: 2e-4 }
+    // Logits of some tens in f32, whose last bits are worth 4e-6 each, under an exponential.
+    Setting { layers, group: 2, sequences: 2, options, queries: true, odd: 0, tolerance: 1e-4 }
 }
 
 /// Presets, centrings, capacities, odd rows.
@@ -26,12 +26,19 @@ pub fn settings() -> Vec<Setting> {
     let both = vec![layer(DType::F16), LayerShape::new(1, 16, DType::F16).value_dim(24)];
     let planes = |options: PlanesOptions| CacheOptions::new(Coding::Planes(options));
     let small = PlanesOptions::default().recent(8);
-    let sketch = SketchOptions::default().projection(ProjectionKind::Orthogonal).rate(2.0).sinks(3).recent(10);
+    let sketch =
+        SketchOptions::default().projection(ProjectionKind::Orthogonal).rate(2.0).sinks(3).recent(10);
     let mut all = vec![
         setting(both.clone(), CacheOptions::from(Preset::Balanced).rope(rope(16, 16))),
-        setting(both.clone(), CacheOptions::from(Preset::Compact).ropes(vec![Some(rope(16, 16)), Some(rope(16, 8))])),
+        setting(
+            both.clone(),
+            CacheOptions::from(Preset::Compact).ropes(vec![Some(rope(16, 16)), Some(rope(16, 8))]),
+        ),
         setting(vec![layer(DType::F32)], planes(small).capacity(160)),
-        setting(vec![layer(DType::Bf16)], planes(small.sinks(4)).rope(rope(16, 16)).capacity(140).pin_sinks(true)),
+        setting(
+            vec![layer(DType::Bf16)],
+            planes(small.sinks(4)).rope(rope(16, 16)).capacity(140).pin_sinks(true),
+        ),
         setting(vec![layer(DType::F16)], planes(small.centring(Centring::BlockMean(24)))),
         setting(
             vec![layer(DType::F16)],
@@ -40,7 +47,10 @@ pub fn settings() -> Vec<Setting> {
         setting(vec![layer(DType::F32)], CacheOptions::qjl()),
         setting(vec![layer(DType::F16)], CacheOptions::qjl().capacity(5)),
         setting(both.clone(), CacheOptions::qjl_orth()),
-        setting(both, CacheOptions::new(Coding::Sketch(sketch.scale(KeyScale::Unbiased))).capacity(77).pin_sinks(true)),
+        setting(
+            both,
+            CacheOptions::new(Coding::Sketch(sketch.scale(KeyScale::Unbiased))).capacity(77).pin_sinks(true),
+        ),
     ];
     let mut odd = setting(vec![layer(DType::F32)], planes(small).rope(rope(16, 16)));
     (odd.odd, odd.sequences, odd.queries) = (4, 3, false);

@@ -6,7 +6,7 @@ use kvfold::qjl::cache::CacheOptions;
 use kvfold::{DType, Shape, Tensor};
 
 use super::Model;
-use crate::random::Random;
+use crate::numbers::Random;
 
 /// One layer's step: `[sequences, heads, tokens, dim]` each.
 pub struct Batch {
@@ -20,7 +20,8 @@ pub struct Batch {
 /// A cache under test.
 pub trait Subject {
     fn append(&mut self, layer: usize, batch: &Batch) -> kvfold::Result<()>;
-    fn attend(&mut self, layer: usize, queries: &Tensor, options: &AttendOptions) -> kvfold::Result<Vec<f32>>;
+    fn attend(&mut self, layer: usize, queries: &Tensor, options: &AttendOptions)
+    -> kvfold::Result<Vec<f32>>;
     fn commit(&mut self, all: bool) -> kvfold::Result<()>;
     fn len(&self, sequence: usize) -> kvfold::Result<usize>;
     fn evicted(&self, sequence: usize) -> kvfold::Result<usize>;
@@ -46,7 +47,7 @@ pub struct Setting {
     pub queries: bool,
     /// One row in so many is odd; 0 is none.
     pub odd: usize,
-    /// Largest allowed distance to the model, over the largest magnitude of an output.
+    /// Largest allowed relative error against the model.
     pub tolerance: f64,
 }
 
@@ -91,8 +92,7 @@ impl<'a, S: Subject> Walk<'a, S> {
         let sequences = self.model.sequences.len();
         let tokens = 1 + self.below(longest);
         let counts: Vec<u32> = (0..sequences).map(|_| self.below(tokens + 1) as u32).collect();
-        let starts =
-            starts.then(|| (0..sequences).map(|_| self.below(500) as u32).collect::<Vec<u32>>());
+        let starts = starts.then(|| (0..sequences).map(|_| self.below(500) as u32).collect::<Vec<u32>>());
         for layer in 0..self.setting.layers.len() {
             let shape = self.setting.layers[layer];
             let of = |heads, dim| Shape::new(sequences, heads, tokens, dim).unwrap();
@@ -146,24 +146,33 @@ impl<'a, S: Subject> Walk<'a, S> {
                 want.extend(self.model.attend(layer, sequence, &own, &options));
             }
             assert_eq!(had.len(), want.len());
-            let largest = want.iter().fold(1e-3f64, |max, x| max.max(x.abs()));
-            for (i, (had, want)) in had.iter().zip(&want).enumerate() {
-                let error = (f64::from(*had) - want).abs() / largest;
-                assert!(
-                    error <= self.setting.tolerance,
-                    "{what}, layer {layer}, number {i}: {had} {want}, {options:?}"
-                );
-            }
+            let squares = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
+            let error = squares(&mut had.iter().zip(&want).map(|(had, want)| f64::from(*had) - want));
+            let error = (error / squares(&mut want.iter().copied()).max(1e-6)).sqrt();
+            assert!(
+                error <= self.setting.tolerance,
+                "{what}, layer {layer}: {error}, {options:?}, {:?}",
+                self.lengths(layer)
+            );
         }
         for sequence in 0..sequences {
             let track = &self.model.sequences[sequence][0];
-            let pinned =
-                if self.setting.options.pin_sinks { super::sinks(&self.setting.options) } else { 0 };
+            let pinned = if self.setting.options.pin_sinks { super::sinks(&self.setting.options) } else { 0 };
             assert_eq!(self.subject.len(sequence).unwrap(), track.rows.len(), "{what}");
-            assert_eq!(self.subject.evicted(sequence).unwrap(), track.evicted.saturating_sub(pinned), "{what}");
+            assert_eq!(
+                self.subject.evicted(sequence).unwrap(),
+                track.evicted.saturating_sub(pinned),
+                "{what}"
+            );
         }
         let [bytes, payload] = self.subject.bytes();
         assert!(payload <= bytes, "{what}: {payload} {bytes}");
+    }
+
+    /// Of every sequence: tokens, the first raw one, those that are gone, and whether there are tables.
+    fn lengths(&self, layer: usize) -> Vec<(usize, usize, usize, bool)> {
+        let tracks = self.model.sequences.iter().map(|tracks| &tracks[layer]);
+        tracks.map(|t| (t.rows.len(), t.first_raw, t.evicted, t.tables.is_some())).collect()
     }
 
     /// One random thing.

@@ -5,7 +5,7 @@
 #[path = "../cache_model/mod.rs"]
 mod cache_model;
 #[path = "../random/mod.rs"]
-mod random;
+mod numbers;
 #[path = "../cache_model/settings.rs"]
 mod settings;
 
@@ -28,7 +28,12 @@ impl Subject for Host {
         self.0.append(layer, &step)
     }
 
-    fn attend(&mut self, layer: usize, queries: &Tensor, options: &AttendOptions) -> kvfold::Result<Vec<f32>> {
+    fn attend(
+        &mut self,
+        layer: usize,
+        queries: &Tensor,
+        options: &AttendOptions,
+    ) -> kvfold::Result<Vec<f32>> {
         self.0.attend(layer, &queries.view(), options)
     }
 

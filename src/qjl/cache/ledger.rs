@@ -1,5 +1,6 @@
 //! Which rows a cache holds of which sequence and layer, without a device: what both backends share.
 
+use crate::cache::tail::Tail;
 use crate::cache::{LayerShape, RowsView, Step};
 use crate::error::{Error, Result};
 use crate::rope::Positions;
@@ -58,6 +59,17 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
         for (held, track) in self.sequences.iter_mut().zip(tracks) {
             if let Some(held) = held.get_mut(layer) {
                 *held = track;
+            }
+        }
+    }
+
+    /// Puts new raw rows, of every layer and sequence, in place of the old ones.
+    pub(crate) fn replace_tails(&mut self, layers: Vec<Vec<Tail<B>>>) {
+        for (layer, tails) in layers.into_iter().enumerate() {
+            for (tracks, tail) in self.sequences.iter_mut().zip(tails) {
+                if let Some(track) = tracks.get_mut(layer) {
+                    track.tail = tail;
+                }
             }
         }
     }

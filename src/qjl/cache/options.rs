@@ -153,7 +153,8 @@ impl Coding {
         // Blocks are coded whole, an even number of rows at a time.
         let block = block as usize;
         let least = if block.is_multiple_of(2) { block } else { 2 * block };
-        let page = (1..=PAGE).map(|n| n * least).find(|page| page.is_multiple_of(PAGE)).unwrap_or(PAGE * least);
+        let page =
+            (1..=PAGE).map(|n| n * least).find(|page| page.is_multiple_of(PAGE)).unwrap_or(PAGE * least);
         if page > MAX_PAGE {
             let want = format!("whole pages of at most {MAX_PAGE} tokens, a multiple of {PAGE} too");
             return Err(Error::range("block mean", want, block));
@@ -318,7 +319,11 @@ impl CacheOptions {
         let least = if self.learns() { CALIBRATION_TOKENS } else { 1 };
         let least = least.max(if self.pin_sinks { self.coding.sinks() + 1 } else { 1 });
         if capacity < least {
-            return Err(Error::range("capacity", format!("at least {least} tokens with these options"), capacity));
+            return Err(Error::range(
+                "capacity",
+                format!("at least {least} tokens with these options"),
+                capacity,
+            ));
         }
         Ok(())
     }
@@ -341,7 +346,8 @@ mod tests {
 
     #[test]
     fn pages_hold_whole_blocks() {
-        let units = |block| Coding::Planes(PlanesOptions::default().centring(Centring::BlockMean(block))).units();
+        let units =
+            |block| Coding::Planes(PlanesOptions::default().centring(Centring::BlockMean(block))).units();
         assert_eq!(CacheOptions::default().coding.units().unwrap(), [32, 2]);
         assert_eq!(units(64).unwrap(), [64, 64]);
         assert_eq!(units(24).unwrap(), [96, 24]);

@@ -313,7 +313,8 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         make: &mut impl MakeBlock<B>,
     ) -> Result<Option<(Tail<B>, Vec<Move<B>>)>> {
         let live = self.tail.end() - self.tail.first();
-        let dead = self.tail.blocks().first().map_or(0, |block| self.tail.first().saturating_sub(block.start));
+        let dead =
+            self.tail.blocks().first().map_or(0, |block| self.tail.first().saturating_sub(block.start));
         let wasteful = dead > live + SLACK;
         if !wasteful && !(tight && self.tail.capacity() > live.next_multiple_of(PAGE)) {
             return Ok(None);

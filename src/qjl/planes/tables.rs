@@ -143,7 +143,8 @@ impl Tables {
         if let Some(queries) = from.queries {
             for (b, h) in (0..keys.batch).flat_map(|b| (0..keys.heads).map(move |h| (b, h))) {
                 let mut energy = QueryEnergy::default();
-                (0..queries.shape().tokens).for_each(|t| energy.add(queries, b, h * group..(h + 1) * group, t));
+                (0..queries.shape().tokens)
+                    .for_each(|t| energy.add(queries, b, h * group..(h + 1) * group, t));
                 energies.push(energy);
             }
         }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::super::super::planes::{CALIBRATION_TOKENS, Calibration, Tables};
 use super::super::coders::Coder;
 use super::super::options::Coding;
-use super::super::super::planes::{CALIBRATION_TOKENS, Calibration, Tables};
 use super::super::track::{Fill, MakeCodes, Move};
 use super::{CpuQjlCache, HostCodes, HostTrack, MIN_BLOCK};
 use crate::cache::LayerShape;
@@ -116,7 +116,7 @@ fn next(cache: &CpuQjlCache, layer: usize, track: &HostTrack, all: bool) -> Resu
         }
         pending.track = coded;
     }
-    let mut make = HostBlocks { shape: *shape, least: if all { 0 } else { MIN_BLOCK } };
+    let mut make = HostBlocks { shape: *shape, least: if all { 0 } else { MIN_BLOCK }, unit: 32 };
     pending.moved = pending.track.compacted(all, &mut make)?;
     Ok(Some(pending))
 }

@@ -148,7 +148,10 @@ impl CpuQjlCache {
 
     fn makers(&self, layer: LayerShape) -> [HostBlocks; 2] {
         let rules = &self.ledger.rules;
-        [HostBlocks { shape: layer, least: rules.sinks }, HostBlocks { shape: layer, least: MIN_BLOCK }]
+        [
+            HostBlocks { shape: layer, least: rules.sinks, unit: 1 },
+            HostBlocks { shape: layer, least: MIN_BLOCK, unit: 32 },
+        ]
     }
 
     /// Makes room for `tokens` more raw rows of every sequence and layer.
@@ -162,13 +165,7 @@ impl CpuQjlCache {
             let tails = self.ledger.tracks(index).map(|track| track.tail.reserved(tokens, &mut maker));
             all.push(tails.collect::<Result<Vec<_>>>()?);
         }
-        for (layer, tails) in all.into_iter().enumerate() {
-            for (tracks, tail) in self.ledger.sequences.iter_mut().zip(tails) {
-                if let Some(track) = tracks.get_mut(layer) {
-                    track.tail = tail;
-                }
-            }
-        }
+        self.ledger.replace_tails(all);
         Ok(())
     }
 
@@ -262,7 +259,9 @@ impl CpuQjlCache {
             }
         }
         let shared = self.ledger.options.tables.iter().flatten().map(|tables| tables.bytes() as u64);
-        unique.total() + shared.sum::<u64>() + self.coders.all.iter().map(super::coders::Coder::bytes).sum::<u64>()
+        unique.total()
+            + shared.sum::<u64>()
+            + self.coders.all.iter().map(super::coders::Coder::bytes).sum::<u64>()
     }
 
     /// Bytes that the rows need: coded rows, raw rows, tables, rotations or projections.
