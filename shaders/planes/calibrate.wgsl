@@ -163,7 +163,7 @@ fn calibrate(place: Place, id: Invocation) {
         // Without queries all channels weigh alike.
         let log_ratio = log(key_energy[i]) - log(query_energy[i]) - centre;
         let sigma = select(1.0, clamp(exp(EXPONENT * log_ratio), 0.0625, 16.0), queries > 0.0);
-        var at = Channel(i, PAIRS - 1u, 0.0, 0.0, sigma, 1.0 / sigma);
+        var at = Channel(i, PAIRS - 1u, 0.0, 0.0, sigma);
         if (CENTRING == PRE_ROPE) {
             // Kept as f16.
             let both = clamp(vec2<f32>(means[i], means[partner(i)]), vec2<f32>(-65504.0), vec2<f32>(65504.0));

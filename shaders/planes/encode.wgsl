@@ -61,7 +61,7 @@ fn centred(row: u32, i: u32) -> f32 {
     let head = row / view.tokens;
     let tables = (head / view.heads) * params.set_heads + head % view.heads;
     let at = channels[tables * HEAD_DIM + i];
-    return (raw_number(row, at.channel) - mean_at(head, row % view.tokens, at)) * at.inverse_sigma;
+    return (raw_number(row, at.channel) - mean_at(head, row % view.tokens, at)) * (1.0 / at.sigma);
 }
 
 // Fills `work` with two rows in coded order; zeros where a row is not finite. Returns the largest magnitudes after centring, and

@@ -91,6 +91,12 @@ impl<B> Tail<B> {
         Self { blocks: Vec::new(), first: token, end: token }
     }
 
+    /// A tail of these blocks, each its first token and the tokens that it has room for, which the caller has checked.
+    pub(crate) fn loaded(first: usize, end: usize, blocks: Vec<(usize, usize, B)>) -> Self {
+        let block = |(start, capacity, rows)| Block { start, capacity, rows: Arc::new(rows) };
+        Self { blocks: blocks.into_iter().map(block).collect(), first, end }
+    }
+
     /// Tokens of the sequence, folded ones included.
     pub(crate) fn end(&self) -> usize {
         self.end

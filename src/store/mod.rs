@@ -27,7 +27,7 @@ mod head;
 mod pairs;
 mod planes;
 mod report;
-mod tensors;
+pub(crate) mod tensors;
 
 use safetensors::Dtype;
 

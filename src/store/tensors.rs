@@ -1,4 +1,4 @@
-//! The tensors of a store by name, and a reader that accounts for every one.
+//! The tensors of a store, or of a saved cache, by name, and a reader that accounts for every one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,6 +7,7 @@ use half::f16;
 use safetensors::Dtype;
 
 use crate::container::{Stored, from_file_dtype};
+use crate::digest::Fnv;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Shape, Tensor, checked_bytes};
 
@@ -20,27 +21,27 @@ struct Held {
 
 /// Tensors by name.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Tensors(BTreeMap<String, Held>);
+pub(crate) struct Tensors(BTreeMap<String, Held>);
 
 impl Tensors {
     /// Adds a tensor of little-endian bytes.
-    pub(super) fn put(&mut self, name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) {
+    pub(crate) fn put(&mut self, name: String, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) {
         self.0.insert(name, Held { dtype, shape: shape.to_vec(), bytes });
     }
 
     /// Takes what a file holds.
-    pub(super) fn add(&mut self, stored: Stored<'_>) {
+    pub(crate) fn add(&mut self, stored: Stored<'_>) {
         let Stored { name, dtype, shape, bytes } = stored;
         self.0.insert(name, Held { dtype, shape, bytes: bytes.into_owned() });
     }
 
     /// Bytes of the tensors whose names satisfy `which`.
-    pub(super) fn bytes(&self, which: impl Fn(&str) -> bool) -> usize {
+    pub(crate) fn bytes(&self, which: impl Fn(&str) -> bool) -> usize {
         self.0.iter().filter(|(name, _)| which(name)).map(|(_, held)| held.bytes.len()).sum()
     }
 
     /// All tensors in the order of their names.
-    pub(super) fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
+    pub(crate) fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
         self.0.iter().map(|(name, held)| Stored {
             name: name.clone(),
             dtype: held.dtype,
@@ -49,19 +50,19 @@ impl Tensors {
         })
     }
 
-    pub(super) fn reader(&self) -> Reader<'_> {
+    pub(crate) fn reader(&self) -> Reader<'_> {
         Reader { tensors: self, unread: self.0.keys().map(String::as_str).collect() }
     }
 }
 
 /// Reads tensors of wanted types and shapes, and knows which were not wanted.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     tensors: &'a Tensors,
     unread: BTreeSet<&'a str>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.0.contains_key(name)
     }
 
@@ -71,7 +72,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The bytes of a tensor of exactly this type and shape.
-    pub(super) fn read(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&'a [u8]> {
+    pub(crate) fn read(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&'a [u8]> {
         let Some(held) = self.held(name) else {
             let have = format!("{} others", self.tensors.0.len());
             return Err(Error::MissingTensor { tensor: name.to_owned(), have });
@@ -90,31 +91,31 @@ impl<'a> Reader<'a> {
     }
 
     /// Unsigned 32-bit numbers.
-    pub(super) fn words(&mut self, name: &str, shape: &[usize]) -> Result<Vec<u32>> {
+    pub(crate) fn words(&mut self, name: &str, shape: &[usize]) -> Result<Vec<u32>> {
         let bytes = self.read(name, Dtype::U32, shape)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
     }
 
     /// Half-precision numbers.
-    pub(super) fn halves(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f16>> {
+    pub(crate) fn halves(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f16>> {
         let bytes = self.read(name, Dtype::F16, shape)?;
         Ok(bytes.as_chunks::<2>().0.iter().map(|&half| f16::from_le_bytes(half)).collect())
     }
 
     /// Single-precision numbers.
-    pub(super) fn singles(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    pub(crate) fn singles(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let bytes = self.read(name, Dtype::F32, shape)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|&single| f32::from_le_bytes(single)).collect())
     }
 
     /// Unsigned 16-bit numbers.
-    pub(super) fn shorts(&mut self, name: &str, shape: &[usize]) -> Result<Vec<u16>> {
+    pub(crate) fn shorts(&mut self, name: &str, shape: &[usize]) -> Result<Vec<u16>> {
         let bytes = self.read(name, Dtype::U16, shape)?;
         Ok(bytes.as_chunks::<2>().0.iter().map(|&short| u16::from_le_bytes(short)).collect())
     }
 
     /// A tensor `[batch, heads, tokens, dim]` of any of the library's element types; `None` where there is none.
-    pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Tensor>> {
+    pub(crate) fn tensor(&mut self, name: &str) -> Result<Option<Tensor>> {
         let Some(held) = self.held(name) else { return Ok(None) };
         let Some(dtype) = from_file_dtype(held.dtype) else {
             let (want, have) = ("F16, BF16 or F32".to_owned(), held.dtype.to_string());
@@ -129,7 +130,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses tensors that nothing asked for.
-    pub(super) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         match self.unread.first() {
             None => Ok(()),
             Some(&name) => Err(Error::UnknownTensor {
@@ -141,11 +142,56 @@ impl<'a> Reader<'a> {
 }
 
 /// Little-endian bytes of words.
-pub(super) fn word_bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
+pub(crate) fn word_bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
 /// Little-endian bytes of half-precision numbers.
-pub(super) fn half_bytes<'a>(halves: impl IntoIterator<Item = &'a f16>) -> Vec<u8> {
+pub(crate) fn half_bytes<'a>(halves: impl IntoIterator<Item = &'a f16>) -> Vec<u8> {
     halves.into_iter().flat_map(|half| half.to_le_bytes()).collect()
+}
+
+/// An entry of the metadata that must be there.
+pub(crate) fn required(entry: Option<String>, key: &str, want: &str) -> Result<String> {
+    let missing =
+        || Error::Metadata { key: key.to_owned(), want: want.to_owned(), have: "no such entry".to_owned() };
+    entry.ok_or_else(missing)
+}
+
+/// Refuses a file that is none of these, or a newer one.
+pub(crate) fn check_version(
+    entries: &BTreeMap<String, String>,
+    key: &str,
+    what: &str,
+    newest: u32,
+) -> Result<()> {
+    let want = format!("a {what} of version 1 to {newest}");
+    let text = required(entries.get(key).cloned(), key, &want)?;
+    if text.parse::<u32>().is_ok_and(|version| (1..=newest).contains(&version)) {
+        return Ok(());
+    }
+    Err(Error::Metadata { key: key.to_owned(), want, have: text })
+}
+
+/// 64-bit FNV-1a over all metadata but the digest and over all tensors, in the order of their names: of an entry its key
+/// and text, of a tensor its name, type, shape and bytes; ahead of each text, shape and run of bytes its length.
+pub(crate) fn digest(entries: &BTreeMap<String, String>, tensors: &Tensors) -> String {
+    let mut hash = Fnv::new();
+    let mut add = |bytes: &[u8]| {
+        hash.add(&(bytes.len() as u64).to_le_bytes());
+        hash.add(bytes);
+    };
+    for (key, text) in entries {
+        add(key.as_bytes());
+        add(text.as_bytes());
+    }
+    for Stored { name, dtype, shape, bytes } in tensors.stored() {
+        add(name.as_bytes());
+        add(dtype.to_string().as_bytes());
+        let shape: Vec<u8> = shape.iter().flat_map(|&size| (size as u64).to_le_bytes()).collect();
+        add(&shape);
+        let bytes: Cow<'_, [u8]> = bytes;
+        add(&bytes);
+    }
+    format!("{:016x}", hash.value())
 }

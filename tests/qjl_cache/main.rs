@@ -1,6 +1,14 @@
 //! The cache on the host against the simplest one that keeps its promises.
 
-#![allow(unreachable_pub, reason = "shared test modules")]
+#![allow(
+    missing_docs,
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that panics fails; its modules are shared"
+)]
 
 #[path = "../cache_model/mod.rs"]
 mod cache_model;
@@ -78,6 +86,9 @@ impl Subject for Host {
     }
 
     fn reload(&mut self) -> kvfold::Result<()> {
+        let bytes = self.0.to_bytes()?;
+        self.0 = CpuQjlCache::from_bytes(&bytes)?;
+        assert_eq!(self.0.to_bytes()?, bytes, "a loaded cache is saved as it was");
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod coders;
 mod cpu_cache;
 #[cfg(feature = "gpu")]
 mod gpu_cache;
+mod head;
 mod ledger;
 mod options;
 mod track;

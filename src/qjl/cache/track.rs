@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cache::tail::{MakeBlock, Piece, Tail, Write};
 use crate::error::{Error, Result};
 use crate::rope::Positions;
@@ -59,7 +61,7 @@ impl Rules {
 }
 
 /// Positions of tokens, as runs of consecutive ones: the token that begins each, and its position.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Runs(Vec<(usize, u32)>);
 
 impl Runs {
@@ -235,6 +237,31 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         Ok((track, [to_sinks, to_tail]))
     }
 
+    /// Checks that the parts of a loaded track follow each other, its coded blocks `[first token, tokens]`.
+    pub(crate) fn check_loaded(&self, rules: &Rules, coded: &[[usize; 2]]) -> Result<()> {
+        let len = self.len(rules);
+        let mut whole = self.sinks.end() <= rules.sinks
+            && (self.sinks.end() == rules.sinks || self.tail.end() == rules.sinks)
+            && self.tail.first() >= rules.sinks
+            && self.evicted <= len;
+        let mut next = None;
+        for &[start, tokens] in coded {
+            whole &= start >= rules.sinks && (1..=rules.block).contains(&tokens);
+            whole &= next.is_none_or(|next| next == start);
+            next = start.checked_add(tokens);
+        }
+        whole &= next.is_none_or(|next| next == self.tail.first());
+        whole &= self.runs.0.first().map_or(len == 0, |&(start, _)| start == 0);
+        whole &= self.runs.0.is_sorted_by(|a, b| a.0 < b.0);
+        whole &= self.runs.0.last().is_none_or(|&(start, _)| start < len);
+        if whole {
+            return Ok(());
+        }
+        let want = format!("sinks, coded blocks and raw rows that follow each other, {len} tokens");
+        let have = format!("coded blocks {coded:?} before token {}", self.tail.first());
+        Err(Error::range("saved rows", want, have))
+    }
+
     /// Lets go of what exceeds the capacity.
     pub(crate) fn evict(&mut self, rules: &Rules) {
         let Some(capacity) = rules.capacity else { return };
@@ -311,12 +338,12 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         &self,
         tight: bool,
         make: &mut impl MakeBlock<B>,
-    ) -> Result<Option<(Tail<B>, Vec<Move<B>>)>> {
+    ) -> Result<Option<Compacted<B>>> {
         let live = self.tail.end() - self.tail.first();
         let dead =
             self.tail.blocks().first().map_or(0, |block| self.tail.first().saturating_sub(block.start));
-        let wasteful = dead > live + SLACK;
-        if !wasteful && !(tight && self.tail.capacity() > live.next_multiple_of(PAGE)) {
+        let wasteful = dead > live + SLACK || tight && self.tail.capacity() > live.next_multiple_of(PAGE);
+        if !wasteful {
             return Ok(None);
         }
         let (tail, writes) = Tail::starting(self.tail.first()).extended(live, make)?;
@@ -361,6 +388,9 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         self.runs.truncate(token);
     }
 }
+
+/// Raw rows in new blocks, and what has to be copied to them.
+pub(crate) type Compacted<B> = (Tail<B>, Vec<Move<B>>);
 
 /// Raw rows that move to another block.
 #[derive(Debug)]

@@ -83,6 +83,13 @@ impl HostCodes {
         })
     }
 
+    /// Says where the first tokens stand.
+    pub(crate) fn place(&mut self, positions: &[u32]) {
+        if let Self::Planes { keys, .. } = self {
+            keys.positions.iter_mut().zip(positions).for_each(|(to, &from)| *to = from);
+        }
+    }
+
     /// What was odd among the rows.
     pub(crate) fn status(&self) -> [Counts; 2] {
         match self {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::super::planes::{CALIBRATION_TOKENS, Calibration, Tables};
 use super::super::coders::Coder;
 use super::super::options::Coding;
-use super::super::track::{Fill, MakeCodes, Move};
+use super::super::track::{Compacted, Fill, MakeCodes};
 use super::{CpuQjlCache, HostCodes, HostTrack, MIN_BLOCK};
 use crate::cache::LayerShape;
 use crate::cache::host::{HostBlock, HostBlocks};
@@ -33,7 +33,7 @@ impl MakeCodes<HostCodes> for MakeHostCodes<'_> {
 struct Pending {
     track: HostTrack,
     pages: Vec<(Fill, HostCodes)>,
-    moved: Option<(Tail<HostBlock>, Vec<Move<HostBlock>>)>,
+    moved: Option<Compacted<HostBlock>>,
 }
 
 pub(super) fn commit(cache: &mut CpuQjlCache, all: bool) -> Result<()> {

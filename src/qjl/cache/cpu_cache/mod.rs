@@ -1,8 +1,11 @@
 //! The cache on the host, in f32: the twin of [`QjlCache`](super::QjlCache) and what runs where there is no device.
 
+pub(crate) mod arrays;
 mod attend;
 mod codes;
 mod commit;
+mod file;
+mod load;
 mod rows;
 
 use std::collections::BTreeMap;
@@ -243,6 +246,30 @@ impl CpuQjlCache {
     /// As [`commit`](Self::commit).
     pub fn settle(&mut self) -> Result<()> {
         commit::commit(self, true)
+    }
+
+    /// The bytes of a file that holds the cache: safetensors, under a digest. Equal caches give equal bytes. Sequences that
+    /// share rows are saved each with its own.
+    ///
+    /// # Errors
+    /// [`Error::Safetensors`](crate::Error::Safetensors) when the metadata exceeds what safetensors allows (100 MB).
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        file::to_bytes(self)
+    }
+
+    /// Loads a cache from the bytes of a file and checks all of it. It goes on exactly as the saved one would have.
+    ///
+    /// # Errors
+    /// * [`Error::Safetensors`](crate::Error::Safetensors), [`Error::TooShort`](crate::Error::TooShort): not safetensors, or
+    ///   cut short;
+    /// * [`Error::Metadata`](crate::Error::Metadata): not a saved cache, or a newer one;
+    /// * [`Error::Digest`](crate::Error::Digest): the contents are not those that were saved, or a rotation is drawn otherwise
+    ///   on this machine;
+    /// * [`Error::MissingTensor`](crate::Error::MissingTensor), [`Error::UnknownTensor`](crate::Error::UnknownTensor),
+    ///   [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Range`](crate::Error::Range),
+    ///   [`Error::NonFinite`](crate::Error::NonFinite): parts that contradict each other.
+    pub fn from_bytes(file: &[u8]) -> Result<Self> {
+        load::from_bytes(file)
     }
 
     /// Bytes held: raw rows with the room beside them, coded blocks, tables, rotations or projections.

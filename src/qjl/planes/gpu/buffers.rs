@@ -20,7 +20,6 @@ struct Channel {
     mean: f32,
     turned: f32,
     sigma: f32,
-    inverse_sigma: f32,
 }
 
 /// Tables on the device, in coded order.
@@ -66,7 +65,6 @@ impl TableBuffer {
                     mean: mean(c),
                     turned: sign * mean(other),
                     sigma,
-                    inverse_sigma: 1.0 / sigma,
                 });
             }
         }
