@@ -22,6 +22,31 @@ impl HostBlock {
         Ok(Self { rows: [keys?, values?], shape, capacity })
     }
 
+    /// A block of rows each of which begins at a whole word, as a device keeps them.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn padded(shape: LayerShape, capacity: usize, rows: [&[u8]; 2]) -> Result<Self> {
+        let mut block = Self::new(shape, capacity)?;
+        for ((own, dim), padded) in block.rows.iter_mut().zip(shape.dims()).zip(rows) {
+            let size = dim * shape.dtype.size();
+            let rows = own.chunks_exact_mut(size).zip(padded.chunks_exact(size.next_multiple_of(4)));
+            for (own, padded) in rows {
+                own.iter_mut().zip(padded).for_each(|(own, &byte)| *own = byte);
+            }
+        }
+        Ok(block)
+    }
+
+    /// Keys and values, each row at a whole word.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn padded_bytes(&self) -> [Vec<u8>; 2] {
+        let ([keys, values], [key_dim, value_dim]) = (&self.rows, self.shape.dims());
+        [(keys, key_dim), (values, value_dim)].map(|(rows, dim)| {
+            let size = dim * self.shape.dtype.size();
+            let padding = size.next_multiple_of(4) - size;
+            rows.chunks_exact(size).flat_map(|row| row.iter().copied().chain(vec![0; padding])).collect()
+        })
+    }
+
     /// Keys and values of `tokens` tokens from row `first` on, `[1, kv_heads, tokens, dim]`.
     pub(crate) fn views(&self, first: usize, tokens: usize) -> Result<[TensorView<'_>; 2]> {
         let view = |bytes, dim| -> Result<TensorView<'_>> {

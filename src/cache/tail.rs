@@ -93,7 +93,13 @@ impl<B> Tail<B> {
 
     /// A tail of these blocks, each its first token and the tokens that it has room for, which the caller has checked.
     pub(crate) fn loaded(first: usize, end: usize, blocks: Vec<(usize, usize, B)>) -> Self {
-        let block = |(start, capacity, rows)| Block { start, capacity, rows: Arc::new(rows) };
+        let shared = blocks.into_iter().map(|(start, capacity, rows)| (start, capacity, Arc::new(rows)));
+        Self::sharing(first, end, shared.collect())
+    }
+
+    /// As [`Tail::loaded`], of blocks that others may share.
+    pub(crate) fn sharing(first: usize, end: usize, blocks: Vec<(usize, usize, Arc<B>)>) -> Self {
+        let block = |(start, capacity, rows)| Block { start, capacity, rows };
         Self { blocks: blocks.into_iter().map(block).collect(), first, end }
     }
 

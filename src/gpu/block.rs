@@ -2,7 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse};
+use super::{
+    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, ReadBack, Recording, Variant, ViewUse,
+};
 use crate::cache::LayerShape;
 use crate::cache::tail::{Block, MakeBlock, Write};
 use crate::error::Result;
@@ -33,6 +35,19 @@ impl RawBlock {
         };
         let (keys, values) = (buffer("raw keys", shape.key_dim)?, buffer("raw values", shape.value_dim)?);
         Ok(Self { keys, values, shape, capacity })
+    }
+
+    /// A block that holds these rows, padded to whole words.
+    pub(crate) fn upload(gpu: &Gpu, shape: LayerShape, capacity: usize, rows: [&[u8]; 2]) -> Result<Self> {
+        let [keys, values] = rows;
+        let (keys, values) = (gpu.upload("raw keys", keys)?, gpu.upload("raw values", values)?);
+        Ok(Self { keys, values, shape, capacity })
+    }
+
+    /// Schedules the reading of keys and values, each row at a whole word.
+    pub(crate) fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[ReadBack; 2]> {
+        let (keys, values) = (ReadBack::prepare(gpu, &self.keys)?, ReadBack::prepare(gpu, &self.values)?);
+        Ok([keys.record(encoder), values.record(encoder)])
     }
 
     /// Keys and values of `tokens` tokens from row `first` on, `[1, kv_heads, tokens, dim]`.

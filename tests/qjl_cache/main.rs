@@ -12,8 +12,11 @@
 
 #[path = "../cache_model/mod.rs"]
 mod cache_model;
+#[path = "../golden/mod.rs"]
+mod golden;
 #[path = "../random/mod.rs"]
 mod numbers;
+mod promises;
 #[path = "../cache_model/settings.rs"]
 mod settings;
 

@@ -99,6 +99,16 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
         Ok(evicted.saturating_sub(self.rules.pinned()))
     }
 
+    /// Bytes of all rows that have not left, as they came.
+    pub(crate) fn raw_bytes(&self) -> u64 {
+        let track = |(track, layer): (&Track<B, C, X>, &LayerShape)| {
+            let coded: usize = track.visible_coded().map(|(_, tokens)| tokens.len()).sum();
+            let raw: usize = track.visible_raw().map(|piece| piece.tokens).sum();
+            ((coded + raw) * layer.token_bytes()) as u64
+        };
+        self.sequences.iter().flat_map(|tracks| tracks.iter().zip(&self.layers)).map(track).sum()
+    }
+
     pub(crate) fn add_sequence(&mut self) -> usize {
         self.sequences.push(self.layers.iter().map(|_| Track::new(&self.rules)).collect());
         self.sequences.len() - 1

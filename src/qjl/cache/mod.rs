@@ -3,6 +3,7 @@
 mod bytes;
 mod coders;
 mod cpu_cache;
+mod display;
 #[cfg(feature = "gpu")]
 mod gpu_cache;
 mod head;
@@ -12,5 +13,5 @@ mod track;
 
 pub use cpu_cache::CpuQjlCache;
 #[cfg(feature = "gpu")]
-pub use gpu_cache::{QjlCache, StatusReadBack};
+pub use gpu_cache::{CacheReadBack, QjlCache, StatusReadBack};
 pub use options::{CacheOptions, Coding, PAGE, SketchOptions};

@@ -72,10 +72,15 @@ impl Codes {
 
     fn upload(gpu: &Gpu, words: &[u32], scales: &[f16], status: Counts) -> Result<Self> {
         let status = [status.non_finite, status.zero, status.overflow];
+        Self::uploaded(gpu, words, scales, gpu.upload("status", bytemuck::cast_slice(&status))?)
+    }
+
+    /// Codes whose status is counted elsewhere.
+    fn uploaded(gpu: &Gpu, words: &[u32], scales: &[f16], status: wgpu::Buffer) -> Result<Self> {
         Ok(Self {
             words: gpu.upload("codes", bytemuck::cast_slice(words))?,
             scales: gpu.upload("scales", bytemuck::cast_slice(scales))?,
-            status: gpu.upload("status", bytemuck::cast_slice(&status))?,
+            status,
         })
     }
 
@@ -126,6 +131,19 @@ pub struct SketchedKeyBuffers {
 }
 
 impl SketchedKeyBuffers {
+    /// Copies sketched keys to the device; new ones are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn uploaded(
+        gpu: &Gpu,
+        keys: &SketchedKeys,
+        projection: &ProjectionBuffer,
+        key_scale: KeyScale,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
+        let codes = Codes::uploaded(gpu, &keys.words, &keys.scale, status)?;
+        let (sketch_dim, digest) = (keys.sketch_dim, projection.digest);
+        Ok(Self { shape: keys.shape, sketch_dim, key_scale, digest, codes })
+    }
+
     /// Room for keys that are counted in `status`, 12 bytes.
     pub(in crate::qjl) fn counted(
         gpu: &Gpu,
@@ -194,6 +212,15 @@ pub struct QuantizedValueBuffers {
 }
 
 impl QuantizedValueBuffers {
+    /// Copies coded values to the device; new ones are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn uploaded(
+        gpu: &Gpu,
+        values: &QuantizedValues,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
+        Ok(Self { shape: values.shape, codes: Codes::uploaded(gpu, &values.words, &values.scale, status)? })
+    }
+
     /// Room for values that are counted in `status`, 12 bytes.
     pub(in crate::qjl) fn counted(gpu: &Gpu, shape: Shape, status: wgpu::Buffer) -> Result<Self> {
         Ok(Self { shape, codes: Codes::counted(gpu, shape.rows(), shape.dim.div_ceil(4), status)? })

@@ -34,7 +34,7 @@ const MIN_BLOCK: usize = 32;
 pub(crate) struct Learnt {
     pub(crate) tables: Option<Arc<Tables>>,
     /// One for each KV head, until there are tables.
-    pub(crate) energies: Vec<QueryEnergy>,
+    pub(in crate::qjl) energies: Vec<QueryEnergy>,
     /// Tokens whose queries are in the energies, or came without.
     pub(crate) counted: usize,
 }
@@ -48,9 +48,15 @@ pub(crate) type HostTrack = Track<HostBlock, HostCodes, Learnt>;
 /// [`commit`](Self::commit). An error means that nothing has changed.
 #[derive(Debug)]
 pub struct CpuQjlCache {
-    pub(super) ledger: Ledger<HostBlock, HostCodes, Learnt>,
-    pub(super) coders: Coders,
-    pub(super) status: [Counts; 2],
+    pub(crate) ledger: Ledger<HostBlock, HostCodes, Learnt>,
+    pub(crate) coders: Coders,
+    pub(crate) status: [Counts; 2],
+}
+
+impl std::fmt::Display for CpuQjlCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        super::display::write(f, "CpuQjlCache", &self.ledger, self.bytes())
+    }
 }
 
 impl CpuQjlCache {
@@ -289,6 +295,12 @@ impl CpuQjlCache {
         unique.total()
             + shared.sum::<u64>()
             + self.coders.all.iter().map(super::coders::Coder::bytes).sum::<u64>()
+    }
+
+    /// Bytes of all rows that have not left, as they came: what the cache stands for.
+    #[must_use]
+    pub fn raw_bytes(&self) -> u64 {
+        self.ledger.raw_bytes()
     }
 
     /// Bytes that the rows need: coded rows, raw rows, tables, rotations or projections.

@@ -4,6 +4,7 @@ mod attend;
 mod blocks;
 mod codes;
 mod commit;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use crate::cache::{LayerShape, Step};
 use crate::error::{Error, Result};
 use crate::gpu::block::{Copies, RawBlock, append};
 use crate::gpu::{Gpu, KvView, ReadBack, Recording, words};
+pub use transfer::CacheReadBack;
+
 use blocks::{MIN_BLOCK, Sized};
 use codes::{DeviceCoder, DeviceCodes, upload_tables};
 use commit::{Committed, energies_for};
@@ -55,14 +58,30 @@ pub struct QjlCache {
     status: [wgpu::Buffer; 2],
 }
 
+impl std::fmt::Display for QjlCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        super::display::write(f, "QjlCache", &self.ledger, self.bytes())
+    }
+}
+
 impl QjlCache {
     /// A cache of so many empty sequences.
     ///
     /// # Errors
     /// [`Error::Range`] or [`Error::Shape`] on layers or options that do not fit, [`Error::Limit`], [`Error::OutOfMemory`].
     pub fn new(gpu: &Gpu, layers: &[LayerShape], sequences: usize, options: CacheOptions) -> Result<Self> {
-        let ledger = Ledger::new(layers, sequences, options)?;
-        let coders = Coders::new(layers, &ledger.options, &BTreeMap::new())?;
+        options.check(layers.len())?;
+        let coders = Coders::new(layers, &options, &BTreeMap::new())?;
+        let mut cache = Self::with_coders(gpu, layers, options, coders)?;
+        (0..sequences).for_each(|_| {
+            cache.add_sequence();
+        });
+        Ok(cache)
+    }
+
+    /// A cache without sequences.
+    fn with_coders(gpu: &Gpu, layers: &[LayerShape], options: CacheOptions, coders: Coders) -> Result<Self> {
+        let ledger = Ledger::new(layers, 0, options)?;
         let devices: Vec<DeviceCoder> =
             coders.all.iter().map(|coder| DeviceCoder::upload(gpu, coder)).collect::<Result<_>>()?;
         let mut cache = Self {
@@ -326,10 +345,26 @@ impl QjlCache {
         unique.total() + shared + status + self.devices.iter().map(DeviceCoder::bytes).sum::<u64>()
     }
 
+    /// Bytes of all rows that have not left, as they came: what the cache stands for.
+    #[must_use]
+    pub fn raw_bytes(&self) -> u64 {
+        self.ledger.raw_bytes()
+    }
+
     /// Bytes that the rows need: coded rows, raw rows, tables, rotations or projections.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         payload(&self.ledger, &self.coders, |learnt| learnt.tables.as_ref().map(Arc::as_ptr))
+    }
+
+    /// Makes angles for positions up to `last`.
+    fn grow(&mut self, layer: usize, last: u32) -> Result<()> {
+        let grown = self.device_coder(layer)?.grown(&self.gpu, last)?;
+        let device = self.coders.index(layer).and_then(|index| self.devices.get_mut(index));
+        if let (Some(DeviceCoder::Planes { angles, .. }), Some(grown)) = (device, grown) {
+            *angles = grown;
+        }
+        Ok(())
     }
 
     fn device_coder(&self, layer: usize) -> Result<&DeviceCoder> {

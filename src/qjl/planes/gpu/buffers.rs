@@ -72,6 +72,24 @@ impl TableBuffer {
         Ok(Self { sets: tables.sets, heads: tables.heads, dim: tables.dim, buffer })
     }
 
+    /// The tables of one set, of the words of the buffer. Where codes are not split the order of channels is not kept.
+    pub(in crate::qjl) fn parse(&self, words: &[u32]) -> Tables {
+        let mut tables = Tables::identity(self.heads, self.dim);
+        let channels = words.chunks_exact(size_of::<Channel>() / 4).enumerate();
+        for (place, words) in channels {
+            let channel = bytemuck::pod_read_unaligned::<Channel>(bytemuck::cast_slice(words));
+            let head = place / self.dim * self.dim;
+            let at = head + channel.channel as usize;
+            if let Some(order) = tables.order.get_mut(place) {
+                *order = channel.channel as u16;
+            }
+            if let Some((mu, sigma)) = tables.mu.get_mut(at).zip(tables.sigma.get_mut(at)) {
+                (*mu, *sigma) = (f16::from_f32(channel.mean), channel.sigma);
+            }
+        }
+        tables
+    }
+
     /// Heads that a sequence skips to reach its own tables.
     pub(super) fn set_heads(&self) -> u32 {
         if self.sets > 1 { self.heads as u32 } else { 0 }
@@ -214,6 +232,41 @@ impl PlaneBuffer {
             scales_at,
             means_at,
             means,
+        })
+    }
+
+    /// Copies codes to the device; new rows are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn upload(gpu: &Gpu, codes: &PlaneCodes, status: wgpu::Buffer) -> Result<Self> {
+        let (shape, layout) = (codes.shape, &codes.layout);
+        let rows = shape.rows();
+        let stored: Vec<_> = layout.segments().iter().zip(&codes.segments).collect();
+        let stored: Vec<_> = stored.into_iter().filter(|(segment, _)| segment.planes > 0).collect();
+        let mut words = Vec::new();
+        let mut scales = Vec::new();
+        for row in 0..rows {
+            for (segment, stored) in &stored {
+                words.extend(stored.words.iter().skip(row * segment.words()).take(segment.words()));
+                scales.extend(stored.nu.get(row).map(|nu| nu.to_bits()));
+            }
+        }
+        let scales_at = words.len();
+        let pack =
+            |halves: &[u16]| halves.iter().rev().fold(0u32, |word, &half| word << 16 | u32::from(half));
+        words.extend(scales.chunks(2).map(pack));
+        let means_at = words.len();
+        for mean in codes.means.chunks(shape.dim.max(1)) {
+            let mean: Vec<u16> = mean.iter().map(|m| m.to_bits()).collect();
+            words.extend(mean.chunks(2).map(pack));
+        }
+        Ok(Self {
+            shape,
+            layout: layout.clone(),
+            positions: Vec::new(),
+            store: gpu.upload("plane codes", bytemuck::cast_slice(&words))?,
+            status,
+            scales_at,
+            means_at,
+            means: codes.means.len() / shape.dim.max(1),
         })
     }
 
