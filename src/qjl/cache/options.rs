@@ -218,7 +218,7 @@ impl CacheOptions {
         Self::new(Coding::Sketch(SketchOptions::default()))
     }
 
-    /// QJL's usable form: orthogonal, four bits a channel, 4 sinks and the last 64 tokens raw.
+    /// QJL's usable form: orthogonal, four bits a channel, 4 sinks and the last 64 tokens raw; keys are not centred.
     #[must_use]
     pub fn qjl_orth() -> Self {
         let options = SketchOptions::default().projection(ProjectionKind::Orthogonal).rate(4.0);

@@ -63,7 +63,8 @@ impl QjlCache {
     /// Tables are read as they are, so that the cache goes on exactly when it comes back.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Limit`](crate::Error::Limit).
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Limit`](crate::Error::Limit). Some of the copies may then
+    /// be recorded; they do no harm, and nobody awaits them.
     pub fn read_back(&self, encoder: &mut wgpu::CommandEncoder) -> Result<CacheReadBack> {
         let gpu = &self.gpu;
         let mut read = CacheReadBack {
