@@ -32,6 +32,7 @@ impl<B> Block<B> {
 /// Part of a step that one block takes.
 #[derive(Debug)]
 pub(crate) struct Write<B> {
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "the host finds its blocks by their tokens"))]
     pub(crate) rows: Arc<B>,
     /// Row of the block.
     pub(crate) at: usize,

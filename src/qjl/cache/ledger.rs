@@ -55,6 +55,7 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
     }
 
     /// Puts new tracks of a layer in place of the old ones.
+    #[cfg(feature = "gpu")]
     pub(crate) fn replace(&mut self, layer: usize, tracks: Vec<Track<B, C, X>>) {
         for (held, track) in self.sequences.iter_mut().zip(tracks) {
             if let Some(held) = held.get_mut(layer) {

@@ -1,6 +1,7 @@
 //! A cache's way from the device to the host and back.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use super::super::cpu_cache::{CpuQjlCache, HostCodes, HostTrack, Learnt as HostLearnt};
@@ -80,23 +81,25 @@ impl QjlCache {
             let mut places = Vec::with_capacity(tracks.len());
             for (track, layer) in tracks.iter().zip(&self.ledger.layers) {
                 for block in track.sinks.blocks().iter().chain(track.tail.blocks()) {
-                    if !read.raw.contains_key(&place(&block.rows)) {
-                        let rows = block.rows.read_back(gpu, encoder)?;
-                        read.raw.insert(place(&block.rows), (*layer, block.capacity, rows));
+                    if let Entry::Vacant(slot) = read.raw.entry(place(&block.rows)) {
+                        slot.insert((*layer, block.capacity, block.rows.read_back(gpu, encoder)?));
                     }
                 }
                 for block in &track.coded {
-                    if !read.codes.contains_key(&place(&block.codes)) {
-                        read.codes.insert(place(&block.codes), block.codes.read_back(gpu, encoder)?);
+                    if let Entry::Vacant(slot) = read.codes.entry(place(&block.codes)) {
+                        slot.insert(block.codes.read_back(gpu, encoder)?);
                     }
                 }
                 if let Some(tables) = &track.extra.tables {
-                    let back = ReadBack::schedule(gpu, encoder, &tables.buffer)?;
-                    read.tables.entry(place(tables)).or_insert((tables.as_ref().clone(), back));
+                    if let Entry::Vacant(slot) = read.tables.entry(place(tables)) {
+                        let back = ReadBack::schedule(gpu, encoder, &tables.buffer)?;
+                        slot.insert((tables.as_ref().clone(), back));
+                    }
                 }
                 if let Some(energies) = &track.extra.energies {
-                    let back = ReadBack::schedule(gpu, encoder, energies)?;
-                    read.energies.entry(place(energies)).or_insert(back);
+                    if let Entry::Vacant(slot) = read.energies.entry(place(energies)) {
+                        slot.insert(ReadBack::schedule(gpu, encoder, energies)?);
+                    }
                 }
                 places.push(places_of(track));
             }
