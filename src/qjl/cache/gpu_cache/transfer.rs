@@ -90,16 +90,16 @@ impl QjlCache {
                         slot.insert(block.codes.read_back(gpu, encoder)?);
                     }
                 }
-                if let Some(tables) = &track.extra.tables {
-                    if let Entry::Vacant(slot) = read.tables.entry(place(tables)) {
-                        let back = ReadBack::schedule(gpu, encoder, &tables.buffer)?;
-                        slot.insert((tables.as_ref().clone(), back));
-                    }
+                if let Some(tables) = &track.extra.tables
+                    && let Entry::Vacant(slot) = read.tables.entry(place(tables))
+                {
+                    let back = ReadBack::schedule(gpu, encoder, &tables.buffer)?;
+                    slot.insert((tables.as_ref().clone(), back));
                 }
-                if let Some(energies) = &track.extra.energies {
-                    if let Entry::Vacant(slot) = read.energies.entry(place(energies)) {
-                        slot.insert(ReadBack::schedule(gpu, encoder, energies)?);
-                    }
+                if let Some(energies) = &track.extra.energies
+                    && let Entry::Vacant(slot) = read.energies.entry(place(energies))
+                {
+                    slot.insert(ReadBack::schedule(gpu, encoder, energies)?);
                 }
                 places.push(places_of(track));
             }
