@@ -233,6 +233,13 @@ impl<'a> TensorView<'a> {
         self.dtype
     }
 
+    /// Tokens of one sequence, `[1, heads, tokens, dim]`; the caller keeps inside the shape.
+    pub(crate) fn part(&self, sequence: usize, first: usize, tokens: usize) -> Self {
+        let skipped = (sequence * self.strides.batch + first * self.strides.tokens) * self.dtype.size();
+        let shape = Shape { batch: 1, tokens, ..self.shape };
+        Self { bytes: self.bytes.get(skipped..).unwrap_or(&[]), shape, ..*self }
+    }
+
     /// The little-endian bytes of a row; empty outside the shape.
     #[must_use]
     pub fn row_bytes(&self, batch: usize, head: usize, token: usize) -> &'a [u8] {

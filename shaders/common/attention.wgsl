@@ -23,4 +23,10 @@ struct Attention {
     kv_heads: u32,
     // The first query row of this pass, whose sequence is the first of the store.
     first_row: u32,
+    // The first and one past the last of the store's tokens that count.
+    live_first: u32,
+    live_end: u32,
+    // The position of the store's first token, where those of the others follow it.
+    position: u32,
+    consecutive: u32,
 }

@@ -52,7 +52,8 @@ fn visible(length: u32, query_index: u32) -> vec2<u32> {
 fn visible_here(span: vec4<u32>, query_index: u32) -> vec2<u32> {
     let seen = clamp(visible(span.x, query_index), span.yy, span.zz);
     let start = params.attention.start;
-    return min(max(seen, vec2<u32>(start)) - start, vec2<u32>(params.attention.tokens));
+    let here = max(seen, vec2<u32>(start)) - start;
+    return clamp(here, vec2<u32>(params.attention.live_first), vec2<u32>(params.attention.live_end));
 }
 
 // First number of the part that this workgroup finds.

@@ -8,7 +8,6 @@ struct Channel {
     mean: f32,
     turned: f32,
     sigma: f32,
-    inverse_sigma: f32,
 }
 
 // Words of a block mean: f16 numbers, two a word.

@@ -11,6 +11,12 @@ struct Params {
     means_at: u32,
     // Tokens of a block mean.
     block: u32,
+    // Tokens that the store has room for, and the one of it that the first row's becomes; both even, or all rows of the view.
+    capacity: u32,
+    first: u32,
+    // The position of the first token, where those of the others follow it.
+    position: u32,
+    consecutive: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -38,12 +44,16 @@ fn raw_is_finite(row: u32, channel: u32) -> bool {
 // The mean of a channel at a token.
 fn mean_at(head: u32, token: u32, at: Channel) -> f32 {
     if (CENTRING == PRE_ROPE) {
-        let turn = angle(positions[(head / params.view.heads) * params.view.tokens + token], at.pair);
+        var position = params.position + token;
+        if (params.consecutive == 0u) {
+            position = positions[(head / params.view.heads) * params.view.tokens + token];
+        }
+        let turn = angle(position, at.pair);
         return at.mean * turn.x + at.turned * turn.y;
     }
     if (CENTRING == BLOCK_MEAN) {
-        let blocks = (params.view.tokens + params.block - 1u) / params.block;
-        let row = (head * blocks + token / params.block) * MEAN_WORDS;
+        let blocks = (params.capacity + params.block - 1u) / params.block;
+        let row = (head * blocks + (params.first + token) / params.block) * MEAN_WORDS;
         let both = unpack2x16float(store[params.means_at + row + at.channel / 2u]);
         return select(both.x, both.y, (at.channel & 1u) == 1u);
     }
@@ -56,7 +66,7 @@ fn centred(row: u32, i: u32) -> f32 {
     let head = row / view.tokens;
     let tables = (head / view.heads) * params.set_heads + head % view.heads;
     let at = channels[tables * HEAD_DIM + i];
-    return (raw_number(row, at.channel) - mean_at(head, row % view.tokens, at)) * at.inverse_sigma;
+    return (raw_number(row, at.channel) - mean_at(head, row % view.tokens, at)) * (1.0 / at.sigma);
 }
 
 // Fills `work` with two rows in coded order; zeros where a row is not finite. Returns the largest magnitudes after centring, and
@@ -158,6 +168,11 @@ fn count_row(finite: bool, peak: f32, nu: vec2<f32>) {
     }
 }
 
+// The row of the store that a row becomes.
+fn stored_row(row: u32) -> u32 {
+    return (row / params.view.tokens) * params.capacity + params.first + row % params.view.tokens;
+}
+
 fn put(at: u32, word: u32) {
     if (at < arrayLength(&store)) {
         store[at] = word;
@@ -189,12 +204,13 @@ fn encode(place: Place, id: Invocation) {
         let second = i >= ROW_WORDS;
         let row = first_row + select(0u, 1u, second);
         if (row <= last) {
-            put(row * ROW_WORDS + i % ROW_WORDS,
+            put(stored_row(row) * ROW_WORDS + i % ROW_WORDS,
                 select(0u, atomicLoad(&packed[i]), select(finite.x, finite.y, second)));
         }
     }
     if (lane == 0u && first_row <= last) {
         count_row(finite.x, peaks.x, vec2<f32>(first_nu.x, second_nu.x));
+        let stored = stored_row(first_row);
         let low = nu_bits(first_nu.x, finite.x);
         var high = 0u;
         if (inside) {
@@ -202,12 +218,12 @@ fn encode(place: Place, id: Invocation) {
             high = nu_bits(first_nu.y, finite.y);
         }
         if (SECOND_PLANES == 0u) {
-            put(params.scales_at + first_row / 2u, low | (high << 16u));
+            put(params.scales_at + stored / 2u, low | (high << 16u));
         } else {
             // Two scalars a row.
-            put(params.scales_at + first_row, low | (nu_bits(second_nu.x, finite.x) << 16u));
+            put(params.scales_at + stored, low | (nu_bits(second_nu.x, finite.x) << 16u));
             if (inside) {
-                put(params.scales_at + first_row + 1u, high | (nu_bits(second_nu.y, finite.y) << 16u));
+                put(params.scales_at + stored_row(first_row + 1u), high | (nu_bits(second_nu.y, finite.y) << 16u));
             }
         }
     }

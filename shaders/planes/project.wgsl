@@ -11,6 +11,8 @@ struct Params {
     group: u32,
     // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
     set_heads: u32,
+    // The row that the view's first becomes.
+    first_row: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -24,7 +26,7 @@ fn query_number(row: u32, channel: u32) -> f32 {
 }
 
 fn put(row: u32, at: u32, number: f32) {
-    let index = row * SKETCH + at;
+    let index = (params.first_row + row) * SKETCH + at;
     if (row < params.view.rows && index < arrayLength(&sketches)) {
         sketches[index] = number;
     }

@@ -23,7 +23,10 @@ fn query_is_finite(query_row: u32) -> bool {
 fn mean_score(kv_head: u32, token: u32) -> f32 {
     var sum = 0.0;
     if (CENTRING == PRE_ROPE) {
-        let position = positions[(kv_head / params.attention.kv_heads) * params.attention.tokens + token];
+        var position = params.attention.position + token;
+        if (params.attention.consecutive == 0u) {
+            position = positions[(kv_head / params.attention.kv_heads) * params.attention.tokens + token];
+        }
         for (var pair = 0u; pair < PAIRS; pair++) {
             let turn = angle(position, pair);
             sum += mean_query[pair] * turn.x + mean_query[PAIRS + pair] * turn.y;

@@ -20,7 +20,8 @@ fn gathered_number(first: u32, range: vec2<u32>, largest: f32, at: u32) -> f32 {
     var sum = 0.0;
     for (var split = range.x; split < range.y; split++) {
         let base = first + split * STRIDE;
-        sum += exp(max(partials[base] - largest, -200.0)) * partials[base + at];
+        let weight = select(0.0, exp(clamp(partials[base] - largest, -200.0, 0.0)), partials[base + 1u] > 0.0);
+        sum += weight * partials[base + at];
     }
     return sum;
 }
@@ -39,7 +40,8 @@ fn unrotate(place: Place, id: Invocation) {
     let first = readable * params.splits * STRIDE;
     var largest = -3.402823e38;
     for (var split = 0u; split < params.splits; split++) {
-        largest = max(largest, partials[first + split * STRIDE]);
+        let base = first + split * STRIDE;
+        largest = max(largest, select(largest, partials[base], partials[base + 1u] > 0.0));
     }
     for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
         work[i] = vec2<f32>(gathered_number(first, vec2<u32>(0u, params.coded), largest, 2u + i), 0.0);

@@ -3,6 +3,8 @@
 
 struct Params {
     view: View,
+    // The row that the view's first becomes.
+    first_row: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -10,7 +12,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> sketches: array<f32>;
 
 fn store(row: u32, at: u32, number: f32) {
-    let index = row * (SKETCH_DIM + 1u) + at;
+    let index = (params.first_row + row) * (SKETCH_DIM + 1u) + at;
     if (row < params.view.rows && index < arrayLength(&sketches)) {
         sketches[index] = number;
     }

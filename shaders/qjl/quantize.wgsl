@@ -3,6 +3,9 @@
 
 struct Params {
     view: View,
+    // Tokens that the store has room for, and the one of it that the first row's becomes; both even, or all rows of the view.
+    capacity: u32,
+    first: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -14,6 +17,11 @@ struct Params {
 const SKETCH_WORDS: u32 = (SKETCH_DIM + 31u) / 32u;
 
 var<workgroup> bits: array<atomic<u32>, 2u * SKETCH_WORDS>;
+
+// The row of the store that a row becomes.
+fn stored_row(row: u32) -> u32 {
+    return (row / params.view.tokens) * params.capacity + params.first + row % params.view.tokens;
+}
 
 // nu of both rows from the sums of |y| and y^2 and of squares of the rows over their peaks.
 fn key_scales(pair: RowPair, magnitudes: vec2<f32>, squares: vec2<f32>, lengths: vec2<f32>) -> vec2<f32> {
@@ -61,7 +69,7 @@ fn quantize(place: Place, id: Invocation) {
 
     for (var i = lane; i < 2u * SKETCH_WORDS; i += WORKGROUP) {
         let second = i >= SKETCH_WORDS;
-        let at = select(pair.rows.x, pair.rows.y, second) * SKETCH_WORDS + i % SKETCH_WORDS;
+        let at = stored_row(select(pair.rows.x, pair.rows.y, second)) * SKETCH_WORDS + i % SKETCH_WORDS;
         if (select(pair.inside.x, pair.inside.y, second) && at < arrayLength(&words)) {
             words[at] = select(0u, atomicLoad(&bits[i]), select(pair.finite.x, pair.finite.y, second));
         }
@@ -70,6 +78,6 @@ fn quantize(place: Place, id: Invocation) {
         let scale = key_scales(pair, sums.xy, sums.zw, lengths.xy);
         let low = stored_scale(scale.x, 0.0, pair.finite.x, pair.peaks.x == 0.0, true);
         let high = stored_scale(scale.y, 0.0, pair.finite.y, pair.peaks.y == 0.0, pair.inside.y);
-        scales[first / 2u] = low | (high << 16u);
+        scales[stored_row(first) / 2u] = low | (high << 16u);
     }
 }

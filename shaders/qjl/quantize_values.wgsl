@@ -3,6 +3,9 @@
 
 struct Params {
     view: View,
+    // Tokens that the store has room for, and the one of it that the first row's becomes; both even, or all rows of the view.
+    capacity: u32,
+    first: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -17,6 +20,11 @@ const MIN_VALUE_SCALE: f32 = 6.1035156e-5;
 const MAX_CODE: f32 = 127.0;
 
 var<workgroup> stored: array<u32, ROWS>;
+
+// The row of the store that a row becomes.
+fn stored_row(row: u32) -> u32 {
+    return (row / params.view.tokens) * params.capacity + params.first + row % params.view.tokens;
+}
 
 fn code(x: f32, scale: f32) -> u32 {
     return u32(i32(clamp(round(x / scale), -MAX_CODE, MAX_CODE))) & 0xffu;
@@ -53,12 +61,12 @@ fn quantize_values(place: Place, id: Invocation) {
                 bits |= code(element(input[word_index(start + channel)], start + channel), scale) << (8u * i);
             }
         }
-        let at = row * VALUE_WORDS + word;
+        let at = stored_row(row) * VALUE_WORDS + word;
         if (row < params.view.rows && at < arrayLength(&words)) {
             words[at] = bits;
         }
     }
     if (lane < ROWS / 2u && first + 2u * lane < params.view.rows) {
-        scales[first / 2u + lane] = stored[2u * lane] | (stored[2u * lane + 1u] << 16u);
+        scales[stored_row(first + 2u * lane) / 2u] = stored[2u * lane] | (stored[2u * lane + 1u] << 16u);
     }
 }

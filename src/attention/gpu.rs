@@ -1,10 +1,13 @@
 //! Attention on the GPU: exact attention over raw rows, and what every store's attention shares: how tokens are split among
 //! workgroups, the uniform of `shaders/common/flash.wgsl`, and the combining of the splits.
 
+mod segments;
+
+pub(crate) use segments::{SegmentPasses, Staged};
+
 use bytemuck::{Pod, Zeroable};
 
 use super::{AttendOptions, Geometry};
-use crate::cache::Segment;
 use crate::error::{Error, Result};
 use crate::gpu::{
     BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse,
@@ -39,6 +42,10 @@ pub(crate) struct AttentionParams {
     scale: f32,
     kv_heads: u32,
     first_row: u32,
+    live_first: u32,
+    live_end: u32,
+    position: u32,
+    consecutive: u32,
 }
 
 impl AttentionParams {
@@ -89,80 +96,6 @@ pub(crate) struct Pass {
     pub(crate) workgroups: u64,
 }
 
-/// The passes of a call over many stores, each of which holds one segment.
-pub(crate) struct SegmentPasses {
-    /// One for each segment.
-    pub(crate) passes: Vec<Pass>,
-    partials: wgpu::Buffer,
-    splits: u32,
-}
-
-impl SegmentPasses {
-    /// A pass for each segment, `g.tokens` not looked at. Where the partial results of all splits would take too much room,
-    /// later segments add to those of earlier ones.
-    pub(crate) fn new(
-        gpu: &Gpu,
-        g: Geometry,
-        value_dim: usize,
-        lengths: &[usize],
-        segments: &[Segment],
-        options: &AttendOptions<'_>,
-    ) -> Result<Self> {
-        options.validate()?;
-        g.check_sinks(options)?;
-        let rows = g.query_heads * g.queries;
-        let bytes =
-            checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
-        let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
-        let mut used = vec![0; lengths.len()];
-        let mut places = Vec::with_capacity(segments.len());
-        for segment in segments {
-            let (splits, split) = split(segment.tokens, g.batch * rows);
-            let (splits, split) = if splits > most {
-                (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP)
-            } else {
-                (splits, split)
-            };
-            let Some(used) = used.get_mut(segment.sequence) else { continue };
-            let first = if *used + splits > most { 0 } else { *used };
-            *used = (*used).max(first + splits);
-            places.push((segment, first, splits, split));
-        }
-        let all_splits = used.iter().copied().max().unwrap_or(0).max(1);
-        let partials = partials(gpu, g.batch * rows, all_splits, value_dim)?;
-        let spans = gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?;
-        let common = AttentionParams::new(g, options)?;
-        let pass = |(segment, first_split, splits, split): (&Segment, usize, usize, usize)| {
-            let params = AttentionParams {
-                rows: index32(rows)?,
-                first_row: index32(segment.sequence * rows)?,
-                tokens: index32(segment.tokens)?,
-                start: index32(segment.start)?,
-                splits: index32(splits)?,
-                split: index32(split)?,
-                all_splits: index32(all_splits)?,
-                first_split: index32(first_split)?,
-                ..common
-            };
-            let (spans, partials) = (spans.clone(), partials.clone());
-            Ok(Pass { params, spans, partials, workgroups: (rows * splits) as u64 })
-        };
-        let passes = places.into_iter().map(pass).collect::<Result<_>>()?;
-        Ok(Self { passes, partials, splits: index32(all_splits)? })
-    }
-
-    /// Records the combining of all splits into `output`.
-    pub(crate) fn combine(
-        &self,
-        recording: &mut Recording<'_>,
-        gpu: &Gpu,
-        options: &AttendOptions<'_>,
-        output: &KvView,
-    ) -> Result<()> {
-        combine(recording, gpu, &self.partials, self.splits, options, output)
-    }
-}
-
 impl Pass {
     /// The passes of one call, whose partial results stand in one buffer, in order. Checks the options.
     pub(crate) fn all(
@@ -181,6 +114,7 @@ impl Pass {
         let params = AttentionParams {
             rows: index32(rows)?,
             tokens: index32(g.tokens)?,
+            live_end: index32(g.tokens)?,
             splits: index32(splits)?,
             split: index32(split)?,
             all_splits: index32(all_splits)?,

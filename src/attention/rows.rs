@@ -43,6 +43,20 @@ impl Rows for TensorView<'_> {
     }
 }
 
+impl<R: Rows + ?Sized> Rows for &R {
+    fn width(&self) -> usize {
+        (**self).width()
+    }
+
+    fn read(&self, batch: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32> {
+        (**self).read(batch, head, token, row)
+    }
+
+    fn score(&self, query: &[f32], row: &[f32], weight: f32) -> f32 {
+        (**self).score(query, row, weight)
+    }
+}
+
 /// Up to [`TILE`] consecutive rows of one head.
 struct Tile {
     width: usize,

@@ -1,10 +1,13 @@
 //! What every streaming cache shares: the shapes of its layers, the steps it takes, and blocks of raw rows.
 
+pub(crate) mod host;
 pub(crate) mod tail;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attention::heads_ratio;
 use crate::error::{Error, Result};
+use crate::rope::Positions;
 use crate::tensor::{DType, MAX_HEAD_DIM, Shape, TensorView};
 
 /// What one layer of a cache holds for every token.
@@ -102,15 +105,34 @@ pub struct Step<'a, V> {
     pub keys: &'a V,
     /// The values.
     pub values: &'a V,
+    /// The queries of these tokens, `[sequences, query_heads, tokens, key_dim]`, after RoPE and not scaled, where the cache
+    /// learns from them.
+    pub queries: Option<&'a V>,
     /// How many of the tokens, from the first, each sequence takes; all where this is `None`.
     pub counts: Option<&'a [u32]>,
+    /// Positions of the tokens in RoPE's sense; where this is `None` each sequence goes on from its last, or from 0.
+    pub positions: Option<Positions<'a>>,
 }
 
 impl<'a, V: RowsView> Step<'a, V> {
     /// A step that gives every sequence all of its tokens.
     #[must_use]
     pub const fn new(keys: &'a V, values: &'a V) -> Self {
-        Self { keys, values, counts: None }
+        Self { keys, values, queries: None, counts: None, positions: None }
+    }
+
+    /// Sets the queries of these tokens.
+    #[must_use]
+    pub const fn queries(mut self, queries: &'a V) -> Self {
+        self.queries = Some(queries);
+        self
+    }
+
+    /// Sets the positions of these tokens.
+    #[must_use]
+    pub const fn positions(mut self, positions: Positions<'a>) -> Self {
+        self.positions = Some(positions);
+        self
     }
 
     /// Sets how many of the tokens, from the first, each sequence takes: 0 leaves a sequence as it is.
@@ -131,6 +153,10 @@ impl<'a, V: RowsView> Step<'a, V> {
                 let (want, have) = (layer.dtype.to_string(), view.dtype().to_string());
                 return Err(Error::DType { what: what.to_owned(), want, have });
             }
+        }
+        if let Some(queries) = self.queries.map(RowsView::shape) {
+            heads_ratio(queries.heads, layer.kv_heads)?;
+            queries.check_equal("queries", Shape { heads: queries.heads, ..want(layer.key_dim) })?;
         }
         let Some(counts) = self.counts else { return Ok(vec![keys.tokens; sequences]) };
         if counts.len() != sequences {

@@ -32,6 +32,7 @@ impl<B> Block<B> {
 /// Part of a step that one block takes.
 #[derive(Debug)]
 pub(crate) struct Write<B> {
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "the host finds its blocks by their tokens"))]
     pub(crate) rows: Arc<B>,
     /// Row of the block.
     pub(crate) at: usize,
@@ -107,6 +108,23 @@ impl<B> Tail<B> {
         Ok(Tail { blocks, first: self.first, end: self.end })
     }
 
+    /// A tail without rows whose first token will be this one.
+    pub(crate) fn starting(token: usize) -> Self {
+        Self { blocks: Vec::new(), first: token, end: token }
+    }
+
+    /// A tail of these blocks, each its first token and the tokens that it has room for, which the caller has checked.
+    pub(crate) fn loaded(first: usize, end: usize, blocks: Vec<(usize, usize, B)>) -> Self {
+        let shared = blocks.into_iter().map(|(start, capacity, rows)| (start, capacity, Arc::new(rows)));
+        Self::sharing(first, end, shared.collect())
+    }
+
+    /// As [`Tail::loaded`], of blocks that others may share.
+    pub(crate) fn sharing(first: usize, end: usize, blocks: Vec<(usize, usize, Arc<B>)>) -> Self {
+        let block = |(start, capacity, rows)| Block { start, capacity, rows };
+        Self { blocks: blocks.into_iter().map(block).collect(), first, end }
+    }
+
     /// Tokens of the sequence, folded ones included.
     pub(crate) fn end(&self) -> usize {
         self.end
@@ -120,6 +138,16 @@ impl<B> Tail<B> {
     /// The blocks, for those who count bytes.
     pub(crate) fn blocks(&self) -> &[Block<B>] {
         &self.blocks
+    }
+
+    /// The blocks, for those who write rows that no other tail shares.
+    pub(crate) fn blocks_mut(&mut self) -> &mut [Block<B>] {
+        &mut self.blocks
+    }
+
+    /// Tokens that the blocks have room for, folded ones included.
+    pub(crate) fn capacity(&self) -> usize {
+        self.blocks.iter().map(|block| block.capacity).sum()
     }
 
     /// Tokens that can be appended without a new block.

@@ -2,7 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse};
+use super::{
+    Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, ReadBack, Recording, Variant, ViewUse,
+};
 use crate::cache::LayerShape;
 use crate::cache::tail::{Block, MakeBlock, Write};
 use crate::error::Result;
@@ -35,6 +37,20 @@ impl RawBlock {
         Ok(Self { keys, values, shape, capacity })
     }
 
+    /// A block that holds these rows, padded to whole words.
+    pub(crate) fn upload(gpu: &Gpu, shape: LayerShape, capacity: usize, rows: [&[u8]; 2]) -> Result<Self> {
+        let [keys, values] = rows;
+        let (keys, values) = (gpu.upload("raw keys", keys)?, gpu.upload("raw values", values)?);
+        Ok(Self { keys, values, shape, capacity })
+    }
+
+    /// Schedules the reading of keys and values, each row at a whole word.
+    pub(crate) fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<[ReadBack; 2]> {
+        let (keys, values) =
+            (ReadBack::prepare(gpu, &[&self.keys])?, ReadBack::prepare(gpu, &[&self.values])?);
+        Ok([keys.record(encoder), values.record(encoder)])
+    }
+
     /// Keys and values of `tokens` tokens from row `first` on, `[1, kv_heads, tokens, dim]`.
     pub(crate) fn views(&self, first: usize, tokens: usize) -> [KvView; 2] {
         let view = |(buffer, dim)| {
@@ -48,16 +64,20 @@ impl RawBlock {
     }
 
     /// A block that holds these rows, keys and values `[kv_heads, capacity, dim]`.
-    pub(crate) fn upload(gpu: &Gpu, shape: LayerShape, capacity: usize, parts: [Vec<u8>; 2]) -> Result<Self> {
+    pub(crate) fn of_rows(
+        gpu: &Gpu,
+        shape: LayerShape,
+        capacity: usize,
+        parts: [Vec<u8>; 2],
+    ) -> Result<Self> {
         let padded = |rows: &[u8], dim: usize| -> Vec<u8> {
             let (width, pitch) = (dim * shape.dtype.size(), pitch(dim, shape.dtype) * shape.dtype.size());
             let pad = vec![0; pitch - width];
             rows.chunks(width).flat_map(|row| row.iter().chain(&pad)).copied().collect()
         };
         let [keys, values] = &parts;
-        let keys = gpu.upload("raw keys", &padded(keys, shape.key_dim))?;
-        let values = gpu.upload("raw values", &padded(values, shape.value_dim))?;
-        Ok(Self { keys, values, shape, capacity })
+        let (keys, values) = (padded(keys, shape.key_dim), padded(values, shape.value_dim));
+        Self::upload(gpu, shape, capacity, [&keys, &values])
     }
 
     /// The shape of its layer, the tokens it has room for, and the rows in the bytes of both buffers.
@@ -87,6 +107,11 @@ impl RawBlock {
 pub(crate) struct Copies(Vec<[wgpu::Buffer; 2]>);
 
 impl Copies {
+    /// Adds the copying of a whole buffer to one of its size.
+    pub(crate) fn add(&mut self, from: &wgpu::Buffer, to: &wgpu::Buffer) {
+        self.0.push([from.clone(), to.clone()]);
+    }
+
     /// Records the copies.
     pub(crate) fn record(&self, encoder: &mut wgpu::CommandEncoder) {
         for [from, to] in &self.0 {

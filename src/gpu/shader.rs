@@ -31,6 +31,8 @@ pub(crate) enum Kernel {
     PlaneScores,
     PlaneAttend,
     PlaneUnrotate,
+    PlaneCalibrate,
+    PlaneQueryEnergy,
 }
 
 /// How a kernel uses a binding.
@@ -106,6 +108,10 @@ impl Kernel {
                 &spec!("planes", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
             Self::PlaneUnrotate => &spec!("planes", "unrotate", 128, &[Uniform, Read, Write, Read]),
+            Self::PlaneCalibrate => {
+                &spec!("planes", "calibrate", 128, &[Uniform, Read, Read, Read, Read, Write])
+            }
+            Self::PlaneQueryEnergy => &spec!("planes", "query_energy", 128, &[Uniform, Read, Write]),
         }
     }
 }

@@ -43,7 +43,7 @@ impl CpuMiniCache {
         Ok(Self { ledger: Ledger::new(layers, plan, options, |_, _| Ok(RUN_TOKENS))? })
     }
 
-    /// The bytes of a file that holds the whole cache (safetensors, version 1, under a digest; `docs/cache-format.md`). What
+    /// The bytes of a file that holds the whole cache (safetensors, version 1, under a digest; `docs/minicache-format.md`). What
     /// sequences share is written for each.
     ///
     /// # Errors

@@ -190,9 +190,9 @@ fn pack_signs(numbers: &[f32]) -> u32 {
 }
 
 /// Queries as `S q`.
-struct SketchedQueries<'a> {
-    queries: &'a TensorView<'a>,
-    projection: &'a Projection,
+pub(super) struct SketchedQueries<'a> {
+    pub(super) queries: &'a TensorView<'a>,
+    pub(super) projection: &'a Projection,
 }
 
 impl Rows for SketchedQueries<'_> {
@@ -209,9 +209,19 @@ impl Rows for SketchedQueries<'_> {
 }
 
 /// Keys as `+-1` with the weight `g/m * nu`.
-struct SignRows<'a> {
+pub(super) struct SignRows<'a> {
     keys: &'a SketchedKeys,
     factor: f32,
+}
+
+impl<'a> SignRows<'a> {
+    pub(super) fn new(keys: &'a SketchedKeys, projection: &Projection, scale: KeyScale) -> Self {
+        let gain = match scale {
+            KeyScale::Norm => projection.factor(),
+            KeyScale::Mse | KeyScale::Unbiased => 1.0,
+        };
+        Self { keys, factor: gain / keys.sketch_dim as f32 }
+    }
 }
 
 impl Rows for SignRows<'_> {
@@ -268,10 +278,6 @@ fn sketch_rows<'a>(
     let geometry = Geometry::of(queries.shape(), keys.shape)?;
     check_projection(keys.shape, keys.sketch_dim, projection)?;
     keys.check()?;
-    let gain = match scale {
-        KeyScale::Norm => projection.factor(),
-        KeyScale::Mse | KeyScale::Unbiased => 1.0,
-    };
-    let factor = gain / keys.sketch_dim as f32;
-    Ok((geometry, SketchedQueries { queries, projection }, SignRows { keys, factor }))
+    let keys = SignRows::new(keys, projection, scale);
+    Ok((geometry, SketchedQueries { queries, projection }, keys))
 }

@@ -6,6 +6,7 @@
 //!
 //! [`cpu`] computes this in f32 with the order of operations of the kernels; [`mod@reference`] is its judge in f64.
 
+pub mod cache;
 mod config;
 pub mod cpu;
 #[cfg(feature = "gpu")]

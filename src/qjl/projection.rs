@@ -88,6 +88,20 @@ impl Projection {
         Ok(Self { kind: ProjectionKind::Loaded, head_dim, sketch_dim, seed: None, store })
     }
 
+    /// A matrix that was drawn like this once.
+    ///
+    /// # Errors
+    /// As [`Projection::from_matrix`].
+    pub(super) fn drawn(
+        kind: ProjectionKind,
+        seed: Option<u64>,
+        matrix: &[f32],
+        head_dim: usize,
+        sketch_dim: usize,
+    ) -> Result<Self> {
+        Ok(Self { kind, seed, ..Self::from_matrix(matrix, head_dim, sketch_dim)? })
+    }
+
     /// How the rows were drawn.
     #[must_use]
     pub const fn kind(&self) -> ProjectionKind {

@@ -1,15 +1,12 @@
 //! Stores in files: versioned, under a digest, refused with the cause.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::head::{FOLD, Head};
-use super::tensors::Tensors;
+use super::tensors::{Tensors, check_version, digest, required};
 use super::{Store, VERSION};
 use crate::capture::{CaptureInfo, metadata};
-use crate::container::{self, Stored};
-use crate::digest::Fnv;
+use crate::container;
 use crate::error::{Error, Result};
 
 /// The metadata key of the version.
@@ -100,48 +97,4 @@ impl Store {
         std::fs::write(path, self.to_bytes()?)
             .map_err(|cause| Error::Io { path: path.display().to_string(), cause })
     }
-}
-
-/// Checks the version that a file names by `key`.
-pub(crate) fn check_version(
-    entries: &BTreeMap<String, String>,
-    key: &str,
-    what: &str,
-    newest: u32,
-) -> Result<()> {
-    let want = format!("a {what} of version 1 to {newest}");
-    let text = required(entries.get(key).cloned(), key, &want)?;
-    if text.parse::<u32>().is_ok_and(|version| (1..=newest).contains(&version)) {
-        return Ok(());
-    }
-    Err(Error::Metadata { key: key.to_owned(), want, have: text })
-}
-
-pub(crate) fn required(entry: Option<String>, key: &str, want: &str) -> Result<String> {
-    let missing =
-        || Error::Metadata { key: key.to_owned(), want: want.to_owned(), have: "no such entry".to_owned() };
-    entry.ok_or_else(missing)
-}
-
-/// 64-bit FNV-1a over all metadata but the digest and over all tensors, in the order of their names: of an entry its key
-/// and text, of a tensor its name, type, shape and bytes; ahead of each text, shape and run of bytes its length.
-pub(crate) fn digest(entries: &BTreeMap<String, String>, tensors: &Tensors) -> String {
-    let mut hash = Fnv::new();
-    let mut add = |bytes: &[u8]| {
-        hash.add(&(bytes.len() as u64).to_le_bytes());
-        hash.add(bytes);
-    };
-    for (key, text) in entries {
-        add(key.as_bytes());
-        add(text.as_bytes());
-    }
-    for Stored { name, dtype, shape, bytes } in tensors.stored() {
-        add(name.as_bytes());
-        add(dtype.to_string().as_bytes());
-        let shape: Vec<u8> = shape.iter().flat_map(|&size| (size as u64).to_le_bytes()).collect();
-        add(&shape);
-        let bytes: Cow<'_, [u8]> = bytes;
-        add(&bytes);
-    }
-    format!("{:016x}", hash.value())
 }

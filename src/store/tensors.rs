@@ -1,4 +1,4 @@
-//! The tensors of a store by name, and a reader that accounts for every one.
+//! The tensors of a store, or of a saved cache, by name, and a reader that accounts for every one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,6 +7,7 @@ use half::f16;
 use safetensors::Dtype;
 
 use crate::container::{Stored, from_file_dtype};
+use crate::digest::Fnv;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Shape, Tensor, checked_bytes};
 
@@ -154,4 +155,49 @@ pub(crate) fn word_bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
 /// Little-endian bytes of half-precision numbers.
 pub(crate) fn half_bytes<'a>(halves: impl IntoIterator<Item = &'a f16>) -> Vec<u8> {
     halves.into_iter().flat_map(|half| half.to_le_bytes()).collect()
+}
+
+/// An entry of the metadata that must be there.
+pub(crate) fn required(entry: Option<String>, key: &str, want: &str) -> Result<String> {
+    let missing =
+        || Error::Metadata { key: key.to_owned(), want: want.to_owned(), have: "no such entry".to_owned() };
+    entry.ok_or_else(missing)
+}
+
+/// Refuses a file that is none of these, or a newer one.
+pub(crate) fn check_version(
+    entries: &BTreeMap<String, String>,
+    key: &str,
+    what: &str,
+    newest: u32,
+) -> Result<()> {
+    let want = format!("a {what} of version 1 to {newest}");
+    let text = required(entries.get(key).cloned(), key, &want)?;
+    if text.parse::<u32>().is_ok_and(|version| (1..=newest).contains(&version)) {
+        return Ok(());
+    }
+    Err(Error::Metadata { key: key.to_owned(), want, have: text })
+}
+
+/// 64-bit FNV-1a over all metadata but the digest and over all tensors, in the order of their names: of an entry its key
+/// and text, of a tensor its name, type, shape and bytes; ahead of each text, shape and run of bytes its length.
+pub(crate) fn digest(entries: &BTreeMap<String, String>, tensors: &Tensors) -> String {
+    let mut hash = Fnv::new();
+    let mut add = |bytes: &[u8]| {
+        hash.add(&(bytes.len() as u64).to_le_bytes());
+        hash.add(bytes);
+    };
+    for (key, text) in entries {
+        add(key.as_bytes());
+        add(text.as_bytes());
+    }
+    for Stored { name, dtype, shape, bytes } in tensors.stored() {
+        add(name.as_bytes());
+        add(dtype.to_string().as_bytes());
+        let shape: Vec<u8> = shape.iter().flat_map(|&size| (size as u64).to_le_bytes()).collect();
+        add(&shape);
+        let bytes: Cow<'_, [u8]> = bytes;
+        add(&bytes);
+    }
+    format!("{:016x}", hash.value())
 }

@@ -3,16 +3,14 @@
 
 #![allow(dead_code, reason = "shared with suites that use parts of it")]
 
-#[path = "../random/mod.rs"]
-mod random;
-
 use kvfold::attention::{AttendOptions, exact};
 use kvfold::cache::LayerShape;
 use kvfold::minicache::{
     CacheOptions, CacheReport, LayerRole, MergeOptions, Mode, Retention, Role, cpu, pair_layers_depth,
 };
 use kvfold::{DType, Result, Shape, Tensor};
-pub use random::Random;
+
+pub use crate::numbers::Random;
 
 const PAGE: usize = 32;
 

@@ -18,10 +18,18 @@ mod minicache;
 mod planes;
 mod planes_report;
 mod qjl;
+mod qjl_cache;
 mod random;
 mod report;
 mod rows;
 mod selftest;
+
+#[path = "../cache_model/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod cache_model;
+#[path = "../cache_model/settings.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod settings;
 
 #[path = "../device/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
@@ -33,6 +41,13 @@ mod figures;
 #[path = "../caches/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod caches;
+#[path = "../random/mod.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "shared with suites that are crates of their own and use all of it"
+)]
+mod numbers;
 
 use std::process::ExitCode;
 
@@ -69,6 +84,7 @@ fn tests() -> Vec<Test> {
         cache::TESTS,
         qjl::TESTS,
         planes::TESTS,
+        qjl_cache::TESTS,
         planes_report::TESTS,
         report::TESTS,
         golden::TESTS,

@@ -9,10 +9,9 @@ use kvfold::{DType, Gpu, KvView, Shape, Strides, Tensor};
 use crate::Test;
 use crate::attention::retyped;
 use crate::minicache::{COSINE, compare_views};
+use crate::numbers::Random;
 use crate::qjl::{Case, Folded, check_folded, check_keys, check_values};
 use crate::rows::{pair, scatter};
-
-use crate::caches::Random;
 
 pub(crate) const TESTS: &[Test] =
     &[("random_pairs_fold_as_their_twins", pairs), ("random_caches_attend_as_the_reference", caches)];

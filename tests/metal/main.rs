@@ -26,6 +26,10 @@ mod translate;
 mod attention;
 #[path = "../gpu/cache.rs"]
 mod cache;
+#[path = "../random/mod.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod numbers;
+
 #[path = "../caches/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod caches;

@@ -16,6 +16,10 @@ mod refusals;
 mod stacks;
 mod store;
 
+#[path = "../random/mod.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod numbers;
+
 #[path = "../caches/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod caches;

@@ -206,6 +206,8 @@ const ALONE: &[(&str, &str)] = &[
     ),
     ("shaders/planes/block_means.wgsl", "its twin is private to encode_keys"),
     ("shaders/planes/project.wgsl", "its twin is PlaneQueries, the rows that scores and attend read"),
+    ("shaders/planes/calibrate.wgsl", "its twin is Tables::calibrate, in f64"),
+    ("shaders/planes/query_energy.wgsl", "its twin is QueryEnergy::add, in f64"),
     ("shaders/planes/unrotate.wgsl", "its twin is PlaneValues::finish, the end of attend"),
     ("shaders/qjl/project.wgsl", "its twin is Projection::project, which needs no tensor"),
 ];

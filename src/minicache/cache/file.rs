@@ -1,5 +1,5 @@
 //! A cache in a file: safetensors with everything that a cache needs to go on as if it had never stopped, under a digest.
-//! Rows stand in canonical order, not as a kernel lays them out. `docs/cache-format.md` describes it.
+//! Rows stand in canonical order, not as a kernel lays them out. `docs/minicache-format.md` describes it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::cache::LayerShape;
 use crate::cache::tail::{Block, Tail};
 use crate::container::{self, to_file_dtype};
 use crate::error::{Error, Result};
-use crate::store::file::{DIGEST, check_version, digest, required};
+use crate::store::file::DIGEST;
 use crate::store::pairs;
-use crate::store::tensors::{Reader, Tensors, word_bytes};
+use crate::store::tensors::{Reader, Tensors, check_version, digest, required, word_bytes};
 use crate::tensor::{Shape, Tensor};
 
 /// The metadata key of the version.

@@ -22,7 +22,7 @@ struct Come {
 }
 
 impl MiniCache {
-    /// The bytes of a file that holds the whole cache (safetensors, version 1, under a digest; `docs/cache-format.md`), the same
+    /// The bytes of a file that holds the whole cache (safetensors, version 1, under a digest; `docs/minicache-format.md`), the same
     /// as the CPU's. Submits to the device's queue and waits. What sequences share is written for each; verdicts on their way
     /// are not written, and asked for again.
     ///
@@ -64,7 +64,7 @@ impl MiniCache {
         let mut cache = Self::new(gpu, host.layers.clone(), host.plan.clone(), host.options.clone())?;
         let block = |block: &Arc<HostBlock>| {
             let (shape, capacity) = block.sizes();
-            Ok(Arc::new(RawBlock::upload(gpu, shape, capacity, block.bytes_of_parts())?))
+            Ok(Arc::new(RawBlock::of_rows(gpu, shape, capacity, block.bytes_of_parts())?))
         };
         let fold = |fold: &Arc<Folded>| {
             let words = fold.to_words();

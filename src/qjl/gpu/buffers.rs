@@ -45,7 +45,7 @@ impl ProjectionBuffer {
 
 /// Codes of a tensor on the device: words and f16 scales, two to a word.
 #[derive(Clone, Debug)]
-pub(super) struct Codes {
+pub(in crate::qjl) struct Codes {
     pub(super) words: wgpu::Buffer,
     pub(super) scales: wgpu::Buffer,
     pub(super) status: wgpu::Buffer,
@@ -53,19 +53,34 @@ pub(super) struct Codes {
 
 impl Codes {
     pub(super) fn new(gpu: &Gpu, rows: usize, words_per_row: usize) -> Result<Self> {
+        Self::counted(gpu, rows, words_per_row, gpu.storage("status", 12)?)
+    }
+
+    /// Room for rows that are counted in `status`, 12 bytes.
+    fn counted(gpu: &Gpu, rows: usize, words_per_row: usize, status: wgpu::Buffer) -> Result<Self> {
         Ok(Self {
             words: gpu.storage("codes", checked_bytes("codes", &[rows, words_per_row], 4)? as u64)?,
             scales: gpu.storage("scales", (rows.div_ceil(2) * 4) as u64)?,
-            status: gpu.storage("status", 12)?,
+            status,
         })
+    }
+
+    /// The buffers of codes and scales.
+    pub(in crate::qjl) fn stores(&self) -> [&wgpu::Buffer; 2] {
+        [&self.words, &self.scales]
     }
 
     fn upload(gpu: &Gpu, words: &[u32], scales: &[f16], status: Counts) -> Result<Self> {
         let status = [status.non_finite, status.zero, status.overflow];
+        Self::uploaded(gpu, words, scales, gpu.upload("status", bytemuck::cast_slice(&status))?)
+    }
+
+    /// Codes whose status is counted elsewhere.
+    fn uploaded(gpu: &Gpu, words: &[u32], scales: &[f16], status: wgpu::Buffer) -> Result<Self> {
         Ok(Self {
             words: gpu.upload("codes", bytemuck::cast_slice(words))?,
             scales: gpu.upload("scales", bytemuck::cast_slice(scales))?,
-            status: gpu.upload("status", bytemuck::cast_slice(&status))?,
+            status,
         })
     }
 
@@ -112,10 +127,36 @@ pub struct SketchedKeyBuffers {
     pub(super) key_scale: KeyScale,
     /// Digest of the projection that they were sketched with.
     pub(super) digest: u64,
-    pub(super) codes: Codes,
+    pub(in crate::qjl) codes: Codes,
 }
 
 impl SketchedKeyBuffers {
+    /// Copies sketched keys to the device; new ones are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn uploaded(
+        gpu: &Gpu,
+        keys: &SketchedKeys,
+        projection: &ProjectionBuffer,
+        key_scale: KeyScale,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
+        let codes = Codes::uploaded(gpu, &keys.words, &keys.scale, status)?;
+        let (sketch_dim, digest) = (keys.sketch_dim, projection.digest);
+        Ok(Self { shape: keys.shape, sketch_dim, key_scale, digest, codes })
+    }
+
+    /// Room for keys that are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn counted(
+        gpu: &Gpu,
+        shape: Shape,
+        projection: &ProjectionBuffer,
+        key_scale: KeyScale,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
+        let (sketch_dim, digest) = (projection.sketch_dim, projection.digest);
+        let codes = Codes::counted(gpu, shape.rows(), sketch_dim.div_ceil(32), status)?;
+        Ok(Self { shape, sketch_dim, key_scale, digest, codes })
+    }
+
     /// Copies sketched keys to the device. `projection` and `key_scale` are what they were sketched with.
     ///
     /// # Errors
@@ -167,10 +208,24 @@ impl SketchedKeyBuffers {
 #[derive(Clone, Debug)]
 pub struct QuantizedValueBuffers {
     pub(super) shape: Shape,
-    pub(super) codes: Codes,
+    pub(in crate::qjl) codes: Codes,
 }
 
 impl QuantizedValueBuffers {
+    /// Copies coded values to the device; new ones are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn uploaded(
+        gpu: &Gpu,
+        values: &QuantizedValues,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
+        Ok(Self { shape: values.shape, codes: Codes::uploaded(gpu, &values.words, &values.scale, status)? })
+    }
+
+    /// Room for values that are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn counted(gpu: &Gpu, shape: Shape, status: wgpu::Buffer) -> Result<Self> {
+        Ok(Self { shape, codes: Codes::counted(gpu, shape.rows(), shape.dim.div_ceil(4), status)? })
+    }
+
     /// Copies coded values to the device.
     ///
     /// # Errors

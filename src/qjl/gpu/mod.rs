@@ -8,7 +8,7 @@ pub use buffers::{CodesReadBack, ProjectionBuffer, QuantizedValueBuffers, Sketch
 pub(crate) use variants::variants;
 
 use buffers::Codes;
-use params::{AttendParams, ScoresParams};
+use params::{AttendParams, ProjectParams, QuantizeParams, ScoresParams};
 use variants::{
     VALUE_ROW_LANES, WORKGROUP, attend_variant, projecting_variant, quantize_values_variant, scores_variant,
 };
@@ -17,7 +17,7 @@ use super::{KeyScale, Projection};
 use crate::attention::gpu::{Pass, value_fours};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
-use crate::gpu::{Dispatch, Gpu, Kernel, KvView, Recording, ViewUse, Window, index32};
+use crate::gpu::{Dispatch, Gpu, InputParams, Kernel, KvView, Recording, ViewUse, Window, index32};
 use crate::tensor::{DType, Shape};
 
 /// QJL's operations, recorded into the caller's encoder.
@@ -56,11 +56,12 @@ impl Ops {
         check_projection(keys.shape(), "keys", projection)?;
         let sketch_dim = projection.sketch_dim;
         let codes = Codes::new(&self.gpu, keys.shape().rows(), sketch_dim.div_ceil(32))?;
+        let (shape, digest) = (keys.shape(), projection.digest);
+        let sketched = SketchedKeyBuffers { shape, sketch_dim, key_scale: scale, digest, codes };
         let mut recording = Recording::new(&self.gpu);
-        self.quantize(&mut recording, keys, projection, scale, &codes)?;
+        self.quantize(&mut recording, keys, projection, &sketched, 0)?;
         recording.record(encoder);
-        let digest = projection.digest;
-        Ok(SketchedKeyBuffers { shape: keys.shape(), sketch_dim, key_scale: scale, digest, codes })
+        Ok(sketched)
     }
 
     /// Records the coding of values, `[batch, heads, tokens, value_dim]`, in 8 bits.
@@ -76,10 +77,11 @@ impl Ops {
         let shape = values.shape();
         shape.check_dim("values")?;
         let codes = Codes::new(&self.gpu, shape.rows(), value_fours(shape.dim) as usize)?;
+        let coded = QuantizedValueBuffers { shape, codes };
         let mut recording = Recording::new(&self.gpu);
-        self.quantize_values(&mut recording, values, &codes)?;
+        self.quantize_values(&mut recording, values, &coded, 0)?;
         recording.record(encoder);
-        Ok(QuantizedValueBuffers { shape, codes })
+        Ok(coded)
     }
 
     /// Records the estimated scores of every query and key, neither scaled nor masked, into `output`: contiguous f32,
@@ -100,7 +102,8 @@ impl Ops {
         output.check_scores(geometry.output(geometry.tokens)?)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.project(&mut recording, queries, projection)?;
+            let sketches = self.sketches(projection, queries.shape().rows())?;
+            self.project(&mut recording, queries, projection, (&sketches, 0))?;
             self.scores(&mut recording, geometry, &sketches, keys, projection, output)?;
         }
         recording.record(encoder);
@@ -131,69 +134,87 @@ impl Ops {
         let pass = Pass::new(&self.gpu, geometry, values.shape.dim, lengths, options)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.project(&mut recording, queries, projection)?;
-            self.attend(&mut recording, &pass, &sketches, keys, values, factor(keys, projection))?;
+            let sketches = self.sketches(projection, queries.shape().rows())?;
+            self.project(&mut recording, queries, projection, (&sketches, 0))?;
+            self.attend(&mut recording, &pass, &sketches, keys, values, projection)?;
             pass.combine(&mut recording, &self.gpu, options, output)?;
         }
         recording.record(encoder);
         Ok(())
     }
 
-    fn quantize(
+    /// Sketches keys, the first of which becomes token `first` of the store; whole pages, or all that there are.
+    pub(in crate::qjl) fn quantize(
         &self,
         recording: &mut Recording<'_>,
         keys: &KvView,
         projection: &ProjectionBuffer,
-        scale: KeyScale,
-        codes: &Codes,
+        sketched: &SketchedKeyBuffers,
+        first: usize,
     ) -> Result<()> {
         if keys.shape().rows() == 0 {
             return Ok(());
         }
-        let (input, params) = keys.bind_input("keys", &self.gpu)?;
+        let (input, view) = keys.bind_input("keys", &self.gpu)?;
+        let codes = &sketched.codes;
         let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
         recording.add(Dispatch {
-            variant: self.projecting(Kernel::Quantize, keys.dtype(), projection, scale),
-            params,
+            variant: self.projecting(Kernel::Quantize, keys.dtype(), projection, sketched.key_scale),
+            params: quantize_params(view, sketched.shape, first)?,
             buffers: &[input, Window::whole(&projection.buffer), words, scales, status],
             workgroups: (keys.shape().rows() as u64).div_ceil(2),
         })
     }
 
-    fn quantize_values(&self, recording: &mut Recording<'_>, values: &KvView, codes: &Codes) -> Result<()> {
+    /// Codes values, the first of which becomes token `first` of the store; whole pages, or all that there are.
+    pub(in crate::qjl) fn quantize_values(
+        &self,
+        recording: &mut Recording<'_>,
+        values: &KvView,
+        coded: &QuantizedValueBuffers,
+        first: usize,
+    ) -> Result<()> {
         let shape = values.shape();
         if shape.rows() == 0 {
             return Ok(());
         }
-        let (input, params) = values.bind_input("values", &self.gpu)?;
-        let caps = self.gpu.caps();
+        let (input, view) = values.bind_input("values", &self.gpu)?;
+        let (caps, codes) = (self.gpu.caps(), &coded.codes);
         let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
         recording.add(Dispatch {
             variant: quantize_values_variant(shape.dim, values.dtype()).with_subgroups(caps.shuffle_width()),
-            params,
+            params: quantize_params(view, coded.shape, first)?,
             buffers: &[input, words, scales, status],
             workgroups: (shape.rows() as u64).div_ceil(u64::from(WORKGROUP / VALUE_ROW_LANES)),
         })
     }
 
-    /// `[rows, sketch_dim + 1]` f32: `S q` of every query, then whether it is finite.
-    fn project(
+    /// Room for `[rows, sketch_dim + 1]` f32.
+    pub(in crate::qjl) fn sketches(
+        &self,
+        projection: &ProjectionBuffer,
+        rows: usize,
+    ) -> Result<wgpu::Buffer> {
+        let bytes = crate::tensor::checked_bytes("query sketches", &[rows, projection.sketch_dim + 1], 4)?;
+        self.gpu.storage("query sketches", bytes as u64)
+    }
+
+    /// `S q` of every query, then whether it is finite; the first query becomes row `first` of the sketches.
+    pub(in crate::qjl) fn project(
         &self,
         recording: &mut Recording<'_>,
         queries: &KvView,
         projection: &ProjectionBuffer,
-    ) -> Result<wgpu::Buffer> {
+        (sketches, first): (&wgpu::Buffer, usize),
+    ) -> Result<()> {
         let rows = queries.shape().rows();
-        let bytes = crate::tensor::checked_bytes("query sketches", &[rows, projection.sketch_dim + 1], 4)?;
-        let sketches = self.gpu.storage("query sketches", bytes as u64)?;
-        let (input, params) = queries.bind_input("queries", &self.gpu)?;
+        let (input, view) = queries.bind_input("queries", &self.gpu)?;
         recording.add(Dispatch {
             variant: self.projecting(Kernel::Project, queries.dtype(), projection, KeyScale::Norm),
-            params,
-            buffers: &[input, Window::whole(&projection.buffer), Window::whole(&sketches)],
+            params: ProjectParams { view, first_row: index32(first)?, padding: [0; 3] },
+            buffers: &[input, Window::whole(&projection.buffer), Window::whole(sketches)],
             workgroups: (rows as u64).div_ceil(2),
-        })?;
-        Ok(sketches)
+        })
     }
 
     fn scores(
@@ -231,16 +252,17 @@ impl Ops {
         })
     }
 
-    fn attend(
+    /// One pass over sketched keys and coded values.
+    pub(in crate::qjl) fn attend(
         &self,
         recording: &mut Recording<'_>,
         pass: &Pass,
         sketches: &wgpu::Buffer,
         keys: &SketchedKeyBuffers,
         values: &QuantizedValueBuffers,
-        factor: f32,
+        projection: &ProjectionBuffer,
     ) -> Result<()> {
-        let (key, value) = (&keys.codes, &values.codes);
+        let (key, value, factor) = (&keys.codes, &values.codes, factor(keys, projection));
         recording.add(Dispatch {
             variant: attend_variant(keys.sketch_dim, values.shape.dim)
                 .with_subgroups(self.gpu.caps().shuffle_width()),
@@ -269,6 +291,10 @@ impl Ops {
         let dims = [projection.head_dim, projection.sketch_dim];
         projecting_variant(kernel, projection.kind, dims, dtype, scale).with_subgroups(caps.shuffle_width())
     }
+}
+
+fn quantize_params(view: InputParams, store: Shape, first: usize) -> Result<QuantizeParams> {
+    Ok(QuantizeParams { view, capacity: index32(store.tokens)?, first: index32(first)?, padding: [0; 2] })
 }
 
 fn factor(keys: &SketchedKeyBuffers, projection: &ProjectionBuffer) -> f32 {

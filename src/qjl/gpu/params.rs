@@ -3,6 +3,25 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::attention::gpu::AttentionParams;
+use crate::gpu::InputParams;
+
+/// Of `quantize` and `quantize_values`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct QuantizeParams {
+    pub(super) view: InputParams,
+    pub(super) capacity: u32,
+    pub(super) first: u32,
+    pub(super) padding: [u32; 2],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ProjectParams {
+    pub(super) view: InputParams,
+    pub(super) first_row: u32,
+    pub(super) padding: [u32; 3],
+}
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

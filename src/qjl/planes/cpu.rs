@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::rows::{Centres, Fields, PlaneKeys, PlaneQueries, PlaneValues, Raw};
+use super::rows::{Centres, Fields, PlaneKeys, PlaneQueries, PlaneValues, Raw, finish};
 use super::{CodeLayout, Codec, MIN_RMS, PlaneCodes, Rotation, STEP_FACTORS, STEPS, Segment, Stored, Tables};
 use crate::attention::{AttendOptions, Rows, attend_rows, dot, score_rows};
 use crate::error::Result;
@@ -102,11 +102,11 @@ pub fn attend(
     let centres = Centres::new(codec, codes.shape, &codes.positions, &codes.means, store.tables);
     let raw = |rows| Raw { codec, rows, length: &length };
     let keys = PlaneKeys { codes, centres, fields, raw: Some(raw(store.keys)) };
-    let values = PlaneValues { codes: store.value_codes, raw: raw(store.values) };
+    let values = PlaneValues { codes: store.value_codes, raw: Some(raw(store.values)) };
     let mut parts = attend_rows(geometry, &queries, &keys, &values, lengths, options)?;
     let mut out = Vec::with_capacity(geometry.output(store.values.shape().dim)?.elements());
     for parts in parts.chunks_exact_mut(values.width()) {
-        values.finish(codec, parts, &mut out);
+        finish(codec, parts, &mut out);
     }
     Ok(out)
 }

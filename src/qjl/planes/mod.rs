@@ -33,6 +33,8 @@ use crate::tensor::{Shape, TensorView};
 
 pub use config::{Balance, Centring, CodeLayout, MAX_PLANES, PlanesOptions, Preset, Segment};
 pub use rotation::{Rotation, Rotations};
+pub(in crate::qjl) use rows::{Centres, Fields, PlaneKeys, PlaneQueries, PlaneValues, finish};
+pub(in crate::qjl) use tables::QueryEnergy;
 pub use tables::{CALIBRATION_TOKENS, Calibration, HeadTables, Tables};
 
 /// Distance of neighbouring levels, over the root mean square, of the best uniform quantiser of a Gaussian with 1 to 5
@@ -132,7 +134,7 @@ impl Codec {
     }
 
     /// Tokens that share a block mean.
-    fn block(&self) -> Option<usize> {
+    pub(in crate::qjl) fn block(&self) -> Option<usize> {
         match self.options.centring {
             Centring::BlockMean(tokens) => Some(tokens as usize),
             Centring::None | Centring::PreRope => None,
@@ -229,7 +231,7 @@ pub struct SegmentCodes {
 }
 
 impl PlaneCodes {
-    fn new(shape: Shape, layout: &CodeLayout) -> Self {
+    pub(in crate::qjl) fn new(shape: Shape, layout: &CodeLayout) -> Self {
         let segments = layout.segments().iter().map(|_| SegmentCodes::default()).collect();
         let layout = layout.clone();
         Self { shape, layout, segments, positions: Vec::new(), means: Vec::new(), status: Counts::default() }

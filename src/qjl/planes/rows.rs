@@ -13,7 +13,7 @@ use crate::rope::Rope;
 use crate::tensor::{Shape, TensorView};
 
 /// The means of keys at their positions.
-pub(super) struct Centres<'a> {
+pub(in crate::qjl) struct Centres<'a> {
     codec: &'a Codec,
     shape: Shape,
     tables: &'a Tables,
@@ -23,7 +23,7 @@ pub(super) struct Centres<'a> {
 }
 
 impl<'a> Centres<'a> {
-    pub(super) fn new(
+    pub(in crate::qjl) fn new(
         codec: &'a Codec,
         shape: Shape,
         positions: &[u32],
@@ -74,14 +74,14 @@ impl<'a> Centres<'a> {
 /// | `cos`, `sin` | `A`, `B` of each pair | cosine and sine of its angle | 0 |
 /// | `coded` | the mean's part of channels that do not turn | 1 | 0 |
 #[derive(Clone, Copy)]
-pub(super) struct Fields {
+pub(in crate::qjl) struct Fields {
     dim: usize,
     segments: usize,
     pairs: usize,
 }
 
 impl Fields {
-    pub(super) fn new(codec: &Codec) -> Self {
+    pub(in crate::qjl) fn new(codec: &Codec) -> Self {
         let pairs = codec.mean_rope().map_or(0, |rope| rope.inv_freq().len());
         Self { dim: codec.keys().channels(), segments: codec.keys().segments().len(), pairs }
     }
@@ -110,19 +110,38 @@ impl Fields {
         self.sin() + self.pairs
     }
 
-    const fn width(self) -> usize {
+    pub(in crate::qjl) const fn width(self) -> usize {
         self.coded() + 1
+    }
+
+    /// `q . k` of a raw row; of a coded one `nu (2 <q', c> - (2^b - 1) sum q')` of each segment and the mean's part.
+    pub(in crate::qjl) fn score(self, codec: &Codec, query: &[f32], row: &[f32]) -> f32 {
+        if row[self.coded()] == 0.0 {
+            return dot(&query[self.plain()], &row[self.plain()]);
+        }
+        let mut score = 0.0;
+        for (s, (segment, channels)) in spans(codec.keys().segments()).enumerate() {
+            if segment.planes > 0 {
+                let along = dot(&query[self.code()][channels.clone()], &row[self.code()][channels]);
+                let nu = row[self.scalar(s)];
+                score += nu * (2.0 * along - top_code(segment.planes) * query[self.scalar(s)]);
+            }
+        }
+        if codec.block().is_some() {
+            score += dot(&query[self.plain()], &row[self.plain()]);
+        }
+        score + dot(&query[self.cos()..], &row[self.cos()..])
     }
 }
 
 /// Queries as [`Fields`] has them.
-pub(super) struct PlaneQueries<'a> {
-    pub(super) codec: &'a Codec,
-    pub(super) queries: &'a TensorView<'a>,
-    pub(super) tables: &'a Tables,
+pub(in crate::qjl) struct PlaneQueries<'a> {
+    pub(in crate::qjl) codec: &'a Codec,
+    pub(in crate::qjl) queries: &'a TensorView<'a>,
+    pub(in crate::qjl) tables: &'a Tables,
     /// Query heads that share one KV head.
-    pub(super) group: usize,
-    pub(super) fields: Fields,
+    pub(in crate::qjl) group: usize,
+    pub(in crate::qjl) fields: Fields,
 }
 
 impl PlaneQueries<'_> {
@@ -167,7 +186,7 @@ impl Rows for PlaneQueries<'_> {
 }
 
 /// Rows of a sequence that stay raw.
-pub(super) struct Raw<'a> {
+pub(in crate::qjl) struct Raw<'a> {
     pub(super) codec: &'a Codec,
     pub(super) rows: &'a TensorView<'a>,
     /// One for each sequence.
@@ -181,12 +200,12 @@ impl Raw<'_> {
 }
 
 /// Keys as [`Fields`] has them.
-pub(super) struct PlaneKeys<'a> {
-    pub(super) codes: &'a PlaneCodes,
-    pub(super) centres: Centres<'a>,
-    pub(super) fields: Fields,
+pub(in crate::qjl) struct PlaneKeys<'a> {
+    pub(in crate::qjl) codes: &'a PlaneCodes,
+    pub(in crate::qjl) centres: Centres<'a>,
+    pub(in crate::qjl) fields: Fields,
     /// `None` where all keys are read from their codes.
-    pub(super) raw: Option<Raw<'a>>,
+    pub(in crate::qjl) raw: Option<Raw<'a>>,
 }
 
 impl Rows for PlaneKeys<'_> {
@@ -215,46 +234,29 @@ impl Rows for PlaneKeys<'_> {
         Some(1.0)
     }
 
-    /// `q . k` of a raw row; of a coded one `nu (2 <q', c> - (2^b - 1) sum q')` of each segment and the mean's part.
     fn score(&self, query: &[f32], row: &[f32], _: f32) -> f32 {
-        let f = self.fields;
-        if row[f.coded()] == 0.0 {
-            return dot(&query[f.plain()], &row[f.plain()]);
-        }
-        let mut score = 0.0;
-        for (s, (segment, channels)) in spans(self.codes.layout.segments()).enumerate() {
-            if segment.planes > 0 {
-                let along = dot(&query[f.code()][channels.clone()], &row[f.code()][channels]);
-                let nu = row[f.scalar(s)];
-                score += nu * (2.0 * along - top_code(segment.planes) * query[f.scalar(s)]);
-            }
-        }
-        if self.centres.codec.block().is_some() {
-            score += dot(&query[f.plain()], &row[f.plain()]);
-        }
-        score + dot(&query[f.cos()..], &row[f.cos()..])
+        self.fields.score(self.centres.codec, query, row)
     }
 }
 
 /// Values as `[raw, levels]`: raw rows first, and rotated ones apart from them. Levels rather than codes are summed: codes
 /// are all positive, and over thousands of tokens their sum would lose what is left after `(2^b - 1) sum w` is taken
 /// off. A kernel that sums codes takes it off tile by tile.
-pub(super) struct PlaneValues<'a> {
-    pub(super) codes: &'a PlaneCodes,
-    pub(super) raw: Raw<'a>,
+pub(in crate::qjl) struct PlaneValues<'a> {
+    pub(in crate::qjl) codes: &'a PlaneCodes,
+    /// `None` where all values are read from their codes.
+    pub(in crate::qjl) raw: Option<Raw<'a>>,
 }
 
-impl PlaneValues<'_> {
-    /// Appends one query's output: `raw + R^T levels`.
-    pub(super) fn finish(&self, codec: &Codec, parts: &mut [f32], out: &mut Vec<f32>) {
-        let (raw, levels) = parts.split_at_mut(self.codes.shape.dim);
-        for (segment, channels) in spans(self.codes.layout.segments()) {
-            if let Some(rotation) = rotation(codec, segment) {
-                rotation.apply_transposed(&mut levels[channels]);
-            }
+/// Appends one query's output, of the sums of [`PlaneValues`]: `raw + R^T levels`.
+pub(in crate::qjl) fn finish(codec: &Codec, parts: &mut [f32], out: &mut Vec<f32>) {
+    let (raw, levels) = parts.split_at_mut(codec.values().channels());
+    for (segment, channels) in spans(codec.values().segments()) {
+        if let Some(rotation) = rotation(codec, segment) {
+            rotation.apply_transposed(&mut levels[channels]);
         }
-        out.extend(raw.iter().zip(levels).map(|(raw, coded)| *raw + *coded));
     }
+    out.extend(raw.iter().zip(levels).map(|(raw, coded)| *raw + *coded));
 }
 
 impl Rows for PlaneValues<'_> {
@@ -265,8 +267,8 @@ impl Rows for PlaneValues<'_> {
     fn read(&self, b: usize, h: usize, t: usize, row: &mut [f32]) -> Option<f32> {
         let dim = self.codes.shape.dim;
         row.fill(0.0);
-        if self.raw.holds(b, t) {
-            return self.raw.rows.read(b, h, t, &mut row[..dim]);
+        if let Some(raw) = self.raw.as_ref().filter(|raw| raw.holds(b, t)) {
+            return raw.rows.read(b, h, t, &mut row[..dim]);
         }
         let (mut nu, levels) = ([0.0], &mut row[dim..]);
         if read_codes(self.codes, self.codes.shape.row(b, h, t), levels, &mut nu).is_none() {

@@ -138,8 +138,27 @@ impl Tables {
     /// [`Error::Range`] when no token is left to calibrate on or `rotary_dim` is above `head_dim`, [`Error::Shape`] or
     /// [`Error::HeadRatio`] when shapes do not fit.
     pub fn calibrate(from: &Calibration<'_>, options: &PlanesOptions) -> Result<Self> {
+        let (keys, group) = (from.keys.shape(), from.group()?);
+        let mut energies = Vec::new();
+        if let Some(queries) = from.queries {
+            for (b, h) in (0..keys.batch).flat_map(|b| (0..keys.heads).map(move |h| (b, h))) {
+                let mut energy = QueryEnergy::default();
+                (0..queries.shape().tokens)
+                    .for_each(|t| energy.add(queries, b, h * group..(h + 1) * group, t));
+                energies.push(energy);
+            }
+        }
+        Self::learn(from, &energies, options)
+    }
+
+    /// [`Tables::calibrate`] with the queries' energies, one for each KV head of each sequence; none without queries.
+    pub(in crate::qjl) fn learn(
+        from: &Calibration<'_>,
+        energies: &[QueryEnergy],
+        options: &PlanesOptions,
+    ) -> Result<Self> {
         options.validate()?;
-        let (keys, tokens, group) = (from.keys.shape(), from.range(options)?, from.group()?);
+        let (keys, tokens) = (from.keys.shape(), from.range(options)?);
         let positions = from.positions.resolve(keys.batch, keys.tokens)?;
         let mut tables = Self { sets: keys.batch, ..Self::identity(0, keys.dim) };
         tables.heads = keys.heads;
@@ -147,7 +166,7 @@ impl Tables {
             for h in 0..keys.heads {
                 let at = |t: usize| positions[b * keys.tokens + t];
                 let (mean, ek) = key_moments(from, options, (b, h), tokens.clone(), at);
-                let eq = from.queries.map(|queries| query_energy(queries, b, h * group..(h + 1) * group));
+                let eq = energies.get(b * keys.heads + h).and_then(QueryEnergy::mean);
                 tables.push_head(&mean, ek, eq, options, from.rope);
             }
         }
@@ -280,18 +299,27 @@ fn key_moments(
     (centre, energy)
 }
 
-/// Mean square of every channel of the queries of these heads.
-fn query_energy(queries: &TensorView<'_>, b: usize, heads: Range<usize>) -> Vec<f64> {
-    let shape = queries.shape();
-    let (mut sums, mut count) = (vec![0.0; shape.dim], 0.0f64);
-    for (h, t) in heads.flat_map(|h| (0..shape.tokens).map(move |t| (h, t))) {
-        if let Some(row) = read(queries, b, h, t) {
-            sums.iter_mut().zip(row).for_each(|(sum, q)| *sum += q * q);
-            count += 1.0;
+/// Squares of every channel of the finite queries of one KV head, summed token by token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::qjl) struct QueryEnergy {
+    pub(in crate::qjl) sums: Vec<f64>,
+    pub(in crate::qjl) count: f64,
+}
+
+impl QueryEnergy {
+    /// Adds the queries of one token, of these query heads.
+    pub(in crate::qjl) fn add(&mut self, queries: &TensorView<'_>, b: usize, heads: Range<usize>, t: usize) {
+        self.sums.resize(queries.shape().dim, 0.0);
+        for row in heads.filter_map(|h| read(queries, b, h, t)) {
+            self.sums.iter_mut().zip(row).for_each(|(sum, q)| *sum += q * q);
+            self.count += 1.0;
         }
     }
-    sums.iter_mut().for_each(|sum| *sum /= count.max(1.0));
-    sums
+
+    /// The mean square of every channel; `None` where there was no query.
+    fn mean(&self) -> Option<Vec<f64>> {
+        (self.count > 0.0).then(|| self.sums.iter().map(|sum| sum / self.count).collect())
+    }
 }
 
 fn read(tensor: &TensorView<'_>, b: usize, h: usize, t: usize) -> Option<Vec<f64>> {

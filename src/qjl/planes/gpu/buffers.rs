@@ -5,11 +5,11 @@ use half::f16;
 
 use super::super::{CodeLayout, Codec, PlaneCodes, Tables};
 use super::variants::pairs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Gpu, ReadBack, words};
 use crate::qjl::Counts;
 use crate::rope::{ANGLE_TILE, Positions};
-use crate::tensor::Shape;
+use crate::tensor::{Shape, checked_bytes};
 
 /// What the tables say of one coded position of a head: `Channel` of shaders/planes/channel.wgsl.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -20,7 +20,6 @@ struct Channel {
     mean: f32,
     turned: f32,
     sigma: f32,
-    inverse_sigma: f32,
 }
 
 /// Tables on the device, in coded order.
@@ -29,11 +28,17 @@ pub struct TableBuffer {
     pub(super) sets: usize,
     pub(super) heads: usize,
     pub(super) dim: usize,
-    pub(super) buffer: wgpu::Buffer,
+    pub(in crate::qjl) buffer: wgpu::Buffer,
 }
 
 impl TableBuffer {
-    pub(super) fn upload(gpu: &Gpu, codec: &Codec, tables: &Tables) -> Result<Self> {
+    /// Room for one set of tables.
+    pub(in crate::qjl) fn new(gpu: &Gpu, heads: usize, dim: usize) -> Result<Self> {
+        let bytes = checked_bytes("tables", &[heads, dim], size_of::<Channel>())?;
+        Ok(Self { sets: 1, heads, dim, buffer: gpu.storage("tables", bytes as u64)? })
+    }
+
+    pub(in crate::qjl) fn upload(gpu: &Gpu, codec: &Codec, tables: &Tables) -> Result<Self> {
         // Of each channel: its pair, the other channel of it, and the sign with which that one's mean turns into this one.
         let still = (pairs(codec) as u32 - 1, 0, 0.0);
         let mut turns = vec![still; tables.dim];
@@ -60,12 +65,29 @@ impl TableBuffer {
                     mean: mean(c),
                     turned: sign * mean(other),
                     sigma,
-                    inverse_sigma: 1.0 / sigma,
                 });
             }
         }
         let buffer = gpu.upload("tables", bytemuck::cast_slice(&channels))?;
         Ok(Self { sets: tables.sets, heads: tables.heads, dim: tables.dim, buffer })
+    }
+
+    /// The tables of one set, of the words of the buffer. Where codes are not split the order of channels is not kept.
+    pub(in crate::qjl) fn parse(&self, words: &[u32]) -> Tables {
+        let mut tables = Tables::identity(self.heads, self.dim);
+        let channels = words.chunks_exact(size_of::<Channel>() / 4).enumerate();
+        for (place, words) in channels {
+            let channel = bytemuck::pod_read_unaligned::<Channel>(bytemuck::cast_slice(words));
+            let head = place / self.dim * self.dim;
+            let at = head + channel.channel as usize;
+            if let Some(order) = tables.order.get_mut(place) {
+                *order = channel.channel as u16;
+            }
+            if let Some((mu, sigma)) = tables.mu.get_mut(at).zip(tables.sigma.get_mut(at)) {
+                (*mu, *sigma) = (f16::from_f32(channel.mean), channel.sigma);
+            }
+        }
+        tables
     }
 
     /// Heads that a sequence skips to reach its own tables.
@@ -80,16 +102,52 @@ impl TableBuffer {
     }
 }
 
+/// Cosines and sines of every pair's angle: coarse rows for tiles of positions, then fine rows for those within one.
+#[derive(Clone, Debug)]
+pub(in crate::qjl) struct Angles {
+    pub(in crate::qjl) buffer: wgpu::Buffer,
+    /// Index of the first fine row.
+    pub(in crate::qjl) fine_at: u32,
+    /// Positions below this one have angles.
+    pub(in crate::qjl) end: u64,
+}
+
+impl Angles {
+    /// The angles of positions up to `last`, rounded up to a whole tile.
+    pub(in crate::qjl) fn upload(gpu: &Gpu, codec: &Codec, last: u32) -> Result<Self> {
+        // Without a mean that turns no kernel reads an angle, and one row does.
+        let coarse = if codec.mean_rope().is_some() { last / ANGLE_TILE + 1 } else { 1 };
+        let need = (u64::from(coarse) + u64::from(ANGLE_TILE)) * pairs(codec) as u64 * 8;
+        let have = gpu.caps().max_storage_buffer_binding_size.min(gpu.caps().max_buffer_size);
+        if need > have {
+            return Err(Error::Limit { what: "bytes of the angles of all positions", need, have });
+        }
+        let mut rows: Vec<[f32; 2]> = Vec::new();
+        let mut push = |position: u32| {
+            rows.extend(codec.mean_rope().into_iter().flat_map(|rope| rope.angles(position)));
+            rows.push([1.0, 0.0]);
+        };
+        (0..coarse).for_each(|tile| push(tile * ANGLE_TILE));
+        (0..ANGLE_TILE).for_each(push);
+        let turns = codec.mean_rope().is_some();
+        Ok(Self {
+            buffer: gpu.upload("angles", bytemuck::cast_slice(&rows))?,
+            fine_at: coarse * pairs(codec) as u32,
+            end: if turns { u64::from(coarse) * u64::from(ANGLE_TILE) } else { u64::MAX },
+        })
+    }
+}
+
 /// Positions of tokens and the angles that they need, on the device; layers of one RoPE share them.
 #[derive(Clone, Debug)]
 pub struct PositionBuffer {
     pub(super) batch: usize,
     pub(super) tokens: usize,
     pub(super) host: Vec<u32>,
+    /// The first position, where the others follow it and are not stored.
+    pub(super) first: Option<u32>,
     pub(super) positions: wgpu::Buffer,
-    pub(super) angles: wgpu::Buffer,
-    /// Index of the first fine row among the angles.
-    pub(super) fine_at: u32,
+    pub(super) angles: Angles,
 }
 
 impl PositionBuffer {
@@ -101,33 +159,35 @@ impl PositionBuffer {
     ) -> Result<Self> {
         let host = positions.resolve(batch, tokens)?;
         let last = host.iter().copied().max().unwrap_or(0);
-        let mut rows: Vec<[f32; 2]> = Vec::new();
-        let mut push = |position: u32| {
-            rows.extend(codec.mean_rope().into_iter().flat_map(|rope| rope.angles(position)));
-            rows.push([1.0, 0.0]);
-        };
-        // Without a mean that turns no kernel reads an angle, and one row does.
-        let coarse = if codec.mean_rope().is_some() { last / ANGLE_TILE + 1 } else { 1 };
-        (0..coarse).for_each(|tile| push(tile * ANGLE_TILE));
-        (0..ANGLE_TILE).for_each(push);
-        Ok(Self {
-            batch,
-            tokens,
-            positions: gpu.upload("positions", bytemuck::cast_slice(&host))?,
-            host,
-            angles: gpu.upload("angles", bytemuck::cast_slice(&rows))?,
-            fine_at: coarse * pairs(codec) as u32,
-        })
+        let positions = gpu.upload("positions", bytemuck::cast_slice(&host))?;
+        Ok(Self { batch, tokens, host, first: None, positions, angles: Angles::upload(gpu, codec, last)? })
+    }
+
+    /// The positions of one sequence's tokens in a store: stored, or consecutive from the first on.
+    pub(in crate::qjl) fn of_store(
+        angles: &Angles,
+        stored: Option<&wgpu::Buffer>,
+        first: u32,
+        tokens: usize,
+    ) -> Self {
+        let positions = stored.unwrap_or(&angles.buffer).clone();
+        let first = if stored.is_some() { None } else { Some(first) };
+        Self { batch: 1, tokens, host: Vec::new(), first, positions, angles: angles.clone() }
+    }
+
+    /// The first position and whether the others follow it, as kernels take them.
+    pub(super) fn consecutive(&self) -> (u32, u32) {
+        self.first.map_or((0, 0), |first| (first, 1))
     }
 }
 
 /// Coded rows on the device: one store of codes, scalars and, of keys, block means.
 #[derive(Clone, Debug)]
 pub struct PlaneBuffer {
-    pub(super) shape: Shape,
+    pub(in crate::qjl) shape: Shape,
     pub(super) layout: CodeLayout,
     pub(super) positions: Vec<u32>,
-    pub(super) store: wgpu::Buffer,
+    pub(in crate::qjl) store: wgpu::Buffer,
     pub(super) status: wgpu::Buffer,
     /// Where scalars and block means begin, in words.
     pub(super) scales_at: usize,
@@ -144,21 +204,69 @@ impl PlaneBuffer {
         positions: Vec<u32>,
         means: usize,
     ) -> Result<Self> {
+        let status = gpu.storage("status", 12)?;
+        Ok(Self { positions, ..Self::counted(gpu, shape, layout, means, status)? })
+    }
+
+    /// Room for rows that are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn counted(
+        gpu: &Gpu,
+        shape: Shape,
+        layout: &CodeLayout,
+        means: usize,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
         let segments = layout.segments();
         let row_words: usize = segments.iter().map(super::super::Segment::words).sum();
         let scales = segments.iter().filter(|segment| segment.planes > 0).count();
+        checked_bytes("plane codes", &[shape.rows(), row_words + scales + shape.dim], 4)?;
         let scales_at = shape.rows() * row_words;
         let means_at = scales_at + (shape.rows() * scales).div_ceil(2);
         let size = (means_at + means * shape.dim.div_ceil(2)) * 4;
         Ok(Self {
             shape,
             layout: layout.clone(),
-            positions,
+            positions: Vec::new(),
             store: gpu.storage("plane codes", size as u64)?,
-            status: gpu.storage("status", 12)?,
+            status,
             scales_at,
             means_at,
             means,
+        })
+    }
+
+    /// Copies codes to the device; new rows are counted in `status`, 12 bytes.
+    pub(in crate::qjl) fn upload(gpu: &Gpu, codes: &PlaneCodes, status: wgpu::Buffer) -> Result<Self> {
+        let (shape, layout) = (codes.shape, &codes.layout);
+        let rows = shape.rows();
+        let stored: Vec<_> = layout.segments().iter().zip(&codes.segments).collect();
+        let stored: Vec<_> = stored.into_iter().filter(|(segment, _)| segment.planes > 0).collect();
+        let mut words = Vec::new();
+        let mut scales = Vec::new();
+        for row in 0..rows {
+            for (segment, stored) in &stored {
+                words.extend(stored.words.iter().skip(row * segment.words()).take(segment.words()));
+                scales.extend(stored.nu.get(row).map(|nu| nu.to_bits()));
+            }
+        }
+        let scales_at = words.len();
+        let pack =
+            |halves: &[u16]| halves.iter().rev().fold(0u32, |word, &half| word << 16 | u32::from(half));
+        words.extend(scales.chunks(2).map(pack));
+        let means_at = words.len();
+        for mean in codes.means.chunks(shape.dim.max(1)) {
+            let mean: Vec<u16> = mean.iter().map(|m| m.to_bits()).collect();
+            words.extend(mean.chunks(2).map(pack));
+        }
+        Ok(Self {
+            shape,
+            layout: layout.clone(),
+            positions: Vec::new(),
+            store: gpu.upload("plane codes", bytemuck::cast_slice(&words))?,
+            status,
+            scales_at,
+            means_at,
+            means: codes.means.len() / shape.dim.max(1),
         })
     }
 

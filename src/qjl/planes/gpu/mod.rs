@@ -6,6 +6,7 @@ mod record;
 mod rotations;
 mod variants;
 
+pub(in crate::qjl) use buffers::Angles;
 pub use buffers::{PlaneBuffer, PositionBuffer, TableBuffer};
 pub use rotations::CodecBuffer;
 pub(crate) use variants::variants;
@@ -17,6 +18,22 @@ use crate::error::{Error, Result};
 use crate::gpu::{Gpu, KvView, Recording};
 use crate::rope::Positions;
 use crate::tensor::Shape;
+
+/// Which of a layer's two tensors is coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::qjl) enum Side {
+    Keys,
+    Values,
+}
+
+impl Side {
+    fn layout(self, codec: &Codec) -> &CodeLayout {
+        match self {
+            Self::Keys => codec.keys(),
+            Self::Values => codec.values(),
+        }
+    }
+}
 
 /// The operations of sign planes, recorded into the caller's encoder.
 #[derive(Clone, Debug)]
@@ -102,8 +119,8 @@ impl Ops {
         let codes = PlaneBuffer::new(&self.gpu, shape, layout, positions.host.clone(), means)?;
         let mut recording = Recording::new(&self.gpu);
         if shape.rows() > 0 {
-            self.block_means(&mut recording, keys, codec, &codes, means)?;
-            self.encode(&mut recording, keys, codec, layout, &codes, Some((tables, positions)))?;
+            self.block_means(&mut recording, keys, codec, &codes, 0)?;
+            self.encode(&mut recording, keys, codec, Side::Keys, &codes, (tables, positions), 0)?;
         }
         recording.record(encoder);
         Ok(codes)
@@ -125,7 +142,8 @@ impl Ops {
         let codes = PlaneBuffer::new(&self.gpu, shape, layout, Vec::new(), 0)?;
         let mut recording = Recording::new(&self.gpu);
         if shape.rows() > 0 {
-            self.encode(&mut recording, values, codec, layout, &codes, None)?;
+            let (tables, positions) = self.plain(codec, shape.heads)?;
+            self.encode(&mut recording, values, codec, Side::Values, &codes, (&tables, &positions), 0)?;
         }
         recording.record(encoder);
         Ok(codes)
@@ -152,7 +170,8 @@ impl Ops {
         output.check_scores(g.output(g.tokens)?)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.project(&mut recording, g, queries, codec, tables)?;
+            let sketches = self.sketches(&codec.codec, queries.shape().rows())?;
+            self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
             self.scores(&mut recording, g, [&sketches, &keys.store], codec, (keys, positions), output)?;
         }
         recording.record(encoder);
@@ -192,13 +211,17 @@ impl Ops {
         let passes = Pass::all(&self.gpu, g, value_dim, &spans, options)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.project(&mut recording, g, queries, codec, tables)?;
+            let sketches = self.sketches(&codec.codec, queries.shape().rows())?;
+            self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
             let [coded, raw @ ..] = passes.as_slice() else { return Ok(()) };
-            self.attend(&mut recording, coded, &sketches, codec, stored)?;
+            let codes = [key_codes, value_codes];
+            self.attend(&mut recording, coded, &sketches, codec, codes, positions)?;
             for pass in raw {
                 Exact::new(&self.gpu).exact(&mut recording, pass, [queries, keys, values])?;
             }
-            let joined = self.unrotate(&mut recording, coded, codec)?;
+            let (rows, coded_splits, splits) = coded.splits();
+            let joined =
+                self.unrotate(&mut recording, &coded.partials, [rows, coded_splits, splits], codec)?;
             combine(&mut recording, &self.gpu, &joined, 1, options, output)?;
         }
         recording.record(encoder);

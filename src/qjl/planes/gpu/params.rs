@@ -14,6 +14,28 @@ pub(super) struct EncodeParams {
     pub(super) scales_at: u32,
     pub(super) means_at: u32,
     pub(super) block: u32,
+    pub(super) capacity: u32,
+    pub(super) first: u32,
+    pub(super) position: u32,
+    pub(super) consecutive: u32,
+    pub(super) padding: [u32; 3],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct CalibrateParams {
+    pub(super) view: InputParams,
+    pub(super) fine_at: u32,
+    pub(super) position: u32,
+    pub(super) consecutive: u32,
+    pub(super) padding: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct QueryEnergyParams {
+    pub(super) view: InputParams,
+    pub(super) group: u32,
     pub(super) padding: [u32; 3],
 }
 
@@ -24,7 +46,9 @@ pub(super) struct BlockMeansParams {
     pub(super) sinks: u32,
     pub(super) means_at: u32,
     pub(super) block: u32,
-    pub(super) padding: u32,
+    pub(super) capacity: u32,
+    pub(super) first: u32,
+    pub(super) padding: [u32; 3],
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -33,7 +57,8 @@ pub(super) struct ProjectParams {
     pub(super) view: InputParams,
     pub(super) group: u32,
     pub(super) set_heads: u32,
-    pub(super) padding: [u32; 2],
+    pub(super) first_row: u32,
+    pub(super) padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,11 +1,12 @@
 //! The recorders: each records the kernel of its name in `shaders/planes/`.
 
-use super::super::{Centring, CodeLayout, Codec, Tables};
+use super::super::{Centring, Codec, Tables};
 use super::params::{
-    AttendParams, BlockMeansParams, EncodeParams, ProjectParams, ScoresParams, UnrotateParams,
+    AttendParams, BlockMeansParams, CalibrateParams, EncodeParams, ProjectParams, QueryEnergyParams,
+    ScoresParams, UnrotateParams,
 };
-use super::variants::{Make, sketch};
-use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Stored, TableBuffer};
+use super::variants::{Make, query_energy_variant, sketch};
+use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
 use crate::attention::gpu::{Pass, partial_stride};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::Result;
@@ -21,45 +22,53 @@ impl Ops {
         Make { codec: &codec.codec, subgroups: self.gpu.caps().shuffle_width() }
     }
 
-    pub(super) fn encode(
+    /// Tables that change nothing, and no positions: what values are coded with.
+    pub(in crate::qjl) fn plain(
+        &self,
+        codec: &CodecBuffer,
+        heads: usize,
+    ) -> Result<(TableBuffer, PositionBuffer)> {
+        let dim = codec.codec.values().channels();
+        let plain = Codec::new(codec.codec.options().centring(Centring::None), dim, 1, None)?;
+        let tables = TableBuffer::upload(&self.gpu, &plain, &Tables::identity(heads, dim))?;
+        let nowhere = PositionBuffer::upload(&self.gpu, &plain, Positions::Explicit(&[]), [0, 0])?;
+        Ok((tables, nowhere))
+    }
+
+    /// Codes rows, the first of which becomes token `first` of the store; whole pages, or all that there are.
+    #[allow(clippy::too_many_arguments, reason = "coding has this many inputs, each of another kind")]
+    pub(in crate::qjl) fn encode(
         &self,
         recording: &mut Recording<'_>,
         rows: &KvView,
         codec: &CodecBuffer,
-        layout: &CodeLayout,
+        side: Side,
         codes: &PlaneBuffer,
-        centre: Option<(&TableBuffer, &PositionBuffer)>,
+        (tables, positions): (&TableBuffer, &PositionBuffer),
+        first: usize,
     ) -> Result<()> {
         let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
-        // Values have no tables: one that changes nothing stands in for every head.
-        let (identity, nowhere);
-        let (tables, positions) = match centre {
-            Some((tables, positions)) => (tables, positions),
-            None => {
-                let plain =
-                    Codec::new(codec.codec.options().centring(Centring::None), layout.channels(), 1, None)?;
-                let tables = Tables::identity(rows.shape().heads, layout.channels());
-                identity = TableBuffer::upload(&self.gpu, &plain, &tables)?;
-                nowhere = PositionBuffer::upload(&self.gpu, &plain, Positions::Explicit(&[]), [0, 0])?;
-                (&identity, &nowhere)
-            }
-        };
+        let (position, consecutive) = positions.consecutive();
         recording.add(Dispatch {
-            variant: self.make(codec).encode(layout, centre.is_some(), rows.dtype()),
+            variant: self.make(codec).encode(side.layout(&codec.codec), side == Side::Keys, rows.dtype()),
             params: EncodeParams {
                 view,
                 set_heads: tables.set_heads(),
-                fine_at: positions.fine_at,
+                fine_at: positions.angles.fine_at,
                 scales_at: index32(codes.scales_at)?,
                 means_at: index32(codes.means_at)?,
                 block: codec.codec.block().unwrap_or(1) as u32,
+                capacity: index32(codes.shape.tokens)?,
+                first: index32(first)?,
+                position,
+                consecutive,
                 padding: [0; 3],
             },
             buffers: &[
                 input,
                 Window::whole(&tables.buffer),
                 Window::whole(&codec.rotations),
-                Window::whole(&positions.angles),
+                Window::whole(&positions.angles.buffer),
                 Window::whole(&positions.positions),
                 Window::whole(&codes.store),
                 Window::whole(&codes.status),
@@ -68,15 +77,72 @@ impl Ops {
         })
     }
 
-    pub(super) fn block_means(
+    /// Makes one sequence's tables of its first keys and their queries' energy.
+    pub(in crate::qjl) fn calibrate(
+        &self,
+        recording: &mut Recording<'_>,
+        keys: &KvView,
+        codec: &CodecBuffer,
+        positions: &PositionBuffer,
+        energies: &wgpu::Buffer,
+        tables: &TableBuffer,
+    ) -> Result<()> {
+        let (input, view) = keys.bind_input("keys", &self.gpu)?;
+        let (position, consecutive) = positions.consecutive();
+        recording.add(Dispatch {
+            variant: self.make(codec).calibrate(keys.dtype()),
+            params: CalibrateParams {
+                view,
+                fine_at: positions.angles.fine_at,
+                position,
+                consecutive,
+                padding: 0,
+            },
+            buffers: &[
+                input,
+                Window::whole(&positions.angles.buffer),
+                Window::whole(&positions.positions),
+                Window::whole(energies),
+                Window::whole(&tables.buffer),
+            ],
+            workgroups: keys.shape().heads as u64,
+        })
+    }
+
+    /// Adds the energy of one sequence's queries, `[1, query_heads, tokens, key_dim]`.
+    pub(in crate::qjl) fn query_energy(
+        &self,
+        recording: &mut Recording<'_>,
+        queries: &KvView,
+        kv_heads: usize,
+        energies: &wgpu::Buffer,
+    ) -> Result<()> {
+        let (input, view) = queries.bind_input("queries", &self.gpu)?;
+        let shape = queries.shape();
+        recording.add(Dispatch {
+            variant: query_energy_variant(shape.dim, queries.dtype())
+                .with_subgroups(self.gpu.caps().shuffle_width()),
+            params: QueryEnergyParams {
+                view,
+                group: index32(shape.heads / kv_heads.max(1))?,
+                padding: [0; 3],
+            },
+            buffers: &[input, Window::whole(energies)],
+            workgroups: if shape.tokens == 0 { 0 } else { kv_heads as u64 },
+        })
+    }
+
+    /// Takes the means of keys, the first of which becomes token `first` of the store; whole blocks, or all that there are.
+    pub(in crate::qjl) fn block_means(
         &self,
         recording: &mut Recording<'_>,
         keys: &KvView,
         codec: &CodecBuffer,
         codes: &PlaneBuffer,
-        means: usize,
+        first: usize,
     ) -> Result<()> {
         let Some(block) = codec.codec.block() else { return Ok(()) };
+        let shape = keys.shape();
         let (input, view) = keys.bind_input("keys", &self.gpu)?;
         recording.add(Dispatch {
             variant: self.make(codec).block_means(keys.dtype()),
@@ -85,24 +151,31 @@ impl Ops {
                 sinks: codec.codec.options().sinks,
                 means_at: index32(codes.means_at)?,
                 block: index32(block)?,
-                padding: 0,
+                capacity: index32(codes.shape.tokens.div_ceil(block))?,
+                first: index32(first / block)?,
+                padding: [0; 3],
             },
             buffers: &[input, Window::whole(&codes.store)],
-            workgroups: means as u64,
+            workgroups: (shape.batch * shape.heads * shape.tokens.div_ceil(block)) as u64,
         })
     }
 
-    pub(super) fn project(
+    /// Room for so many queries made ready.
+    pub(in crate::qjl) fn sketches(&self, codec: &Codec, rows: usize) -> Result<wgpu::Buffer> {
+        let bytes = checked_bytes("query sketches", &[rows, sketch(codec)], 4)?;
+        self.gpu.storage("query sketches", bytes as u64)
+    }
+
+    /// Makes queries ready; the first becomes row `first` of the sketches.
+    pub(in crate::qjl) fn project(
         &self,
         recording: &mut Recording<'_>,
         g: Geometry,
         queries: &KvView,
         codec: &CodecBuffer,
         tables: &TableBuffer,
-    ) -> Result<wgpu::Buffer> {
-        let rows = queries.shape().rows();
-        let bytes = checked_bytes("query sketches", &[rows, sketch(&codec.codec)], 4)?;
-        let sketches = self.gpu.storage("query sketches", bytes as u64)?;
+        (sketches, first): (&wgpu::Buffer, usize),
+    ) -> Result<()> {
         let (input, view) = queries.bind_input("queries", &self.gpu)?;
         recording.add(Dispatch {
             variant: self.make(codec).project(queries.dtype()),
@@ -110,17 +183,17 @@ impl Ops {
                 view,
                 group: index32(g.group)?,
                 set_heads: tables.set_heads(),
-                padding: [0; 2],
+                first_row: index32(first)?,
+                padding: 0,
             },
             buffers: &[
                 input,
                 Window::whole(&tables.buffer),
                 Window::whole(&codec.rotations),
-                Window::whole(&sketches),
+                Window::whole(sketches),
             ],
-            workgroups: rows as u64,
-        })?;
-        Ok(sketches)
+            workgroups: queries.shape().rows() as u64,
+        })
     }
 
     pub(super) fn scores(
@@ -140,7 +213,7 @@ impl Ops {
             variant: self.make(codec).scores(),
             params: ScoresParams {
                 attention: pass.params,
-                fine_at: positions.fine_at,
+                fine_at: positions.angles.fine_at,
                 key_scales_at: index32(keys.scales_at)?,
                 means_at: index32(keys.means_at)?,
                 block: codec.codec.block().unwrap_or(1) as u32,
@@ -150,7 +223,7 @@ impl Ops {
             },
             buffers: &[
                 Window::whole(sketches),
-                Window::whole(&positions.angles),
+                Window::whole(&positions.angles.buffer),
                 Window::whole(&positions.positions),
                 Window::whole(store),
                 bound.window,
@@ -159,20 +232,21 @@ impl Ops {
         })
     }
 
-    pub(super) fn attend(
+    /// One pass over coded keys and values; the pass says where their positions are consecutive.
+    pub(in crate::qjl) fn attend(
         &self,
         recording: &mut Recording<'_>,
         pass: &Pass,
         sketches: &wgpu::Buffer,
         codec: &CodecBuffer,
-        stored: &Stored<'_>,
+        [keys, values]: [&PlaneBuffer; 2],
+        positions: &PositionBuffer,
     ) -> Result<()> {
-        let (keys, values, positions) = (stored.key_codes, stored.value_codes, stored.positions);
         recording.add(Dispatch {
             variant: self.make(codec).attend(),
             params: AttendParams {
                 attention: pass.params,
-                fine_at: positions.fine_at,
+                fine_at: positions.angles.fine_at,
                 key_scales_at: index32(keys.scales_at)?,
                 means_at: index32(keys.means_at)?,
                 value_scales_at: index32(values.scales_at)?,
@@ -181,7 +255,7 @@ impl Ops {
             },
             buffers: &[
                 Window::whole(sketches),
-                Window::whole(&positions.angles),
+                Window::whole(&positions.angles.buffer),
                 Window::whole(&positions.positions),
                 Window::whole(&keys.store),
                 Window::whole(&values.store),
@@ -192,25 +266,21 @@ impl Ops {
         })
     }
 
-    /// One partial result a query, turned back.
-    pub(super) fn unrotate(
+    /// One partial result a query, turned back: of so many query rows, with so many splits of coded rows and in all.
+    pub(in crate::qjl) fn unrotate(
         &self,
         recording: &mut Recording<'_>,
-        coded: &Pass,
+        partials: &wgpu::Buffer,
+        [rows, coded, splits]: [u32; 3],
         codec: &CodecBuffer,
     ) -> Result<wgpu::Buffer> {
-        let (rows, splits, all_splits) = coded.splits();
         let stride = partial_stride(codec.codec.values().channels()) as usize;
         let bytes = checked_bytes("partial results", &[rows as usize, stride], 4)?;
         let joined = self.gpu.storage("joined", bytes as u64)?;
         recording.add(Dispatch {
             variant: self.make(codec).unrotate(),
-            params: UnrotateParams { rows, splits: all_splits, coded: splits, padding: 0 },
-            buffers: &[
-                Window::whole(&coded.partials),
-                Window::whole(&joined),
-                Window::whole(&codec.rotations),
-            ],
+            params: UnrotateParams { rows, splits, coded, padding: 0 },
+            buffers: &[Window::whole(partials), Window::whole(&joined), Window::whole(&codec.rotations)],
             workgroups: u64::from(rows),
         })?;
         Ok(joined)

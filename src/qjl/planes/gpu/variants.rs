@@ -1,8 +1,9 @@
 //! The variants of the planes' kernels.
 
-use super::super::{Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment};
+use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment};
 use super::rotations::offset_of;
 use crate::attention::gpu::flash_constants;
+use crate::capture::RopeLayout;
 use crate::gpu::{Const, Kernel, Module, Variant};
 use crate::tensor::DType;
 
@@ -103,6 +104,23 @@ impl Make<'_> {
         self.finish(Kernel::PlaneBlockMeans, &modules, constants)
     }
 
+    pub(super) fn calibrate(&self, dtype: DType) -> Variant {
+        let modules =
+            [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel, Module::PlaneAngle];
+        let codec = self.codec;
+        let interleaved = codec.rope().is_some_and(|rope| *rope.layout() == RopeLayout::Interleaved);
+        let mut constants = self.layout(codec.keys(), true);
+        constants.extend([
+            Const::U32("TOKENS", CALIBRATION_TOKENS as u32),
+            Const::U32("ROTARY", codec.rope().map_or(0, crate::rope::Rope::rotary_dim) as u32),
+            Const::Bool("INTERLEAVED", interleaved),
+            Const::Bool("TURNS", codec.mean_rope().is_some()),
+            Const::Bool("SPLIT", codec.keys().is_split()),
+            Const::F32("EXPONENT", (codec.options().balance.exponent() as f32).to_bits()),
+        ]);
+        self.finish(Kernel::PlaneCalibrate, &modules, constants)
+    }
+
     fn keys(&self) -> Vec<Const> {
         let mut constants = self.layout(self.codec.keys(), true);
         constants.push(Const::U32("SKETCH", sketch(self.codec) as u32));
@@ -158,6 +176,11 @@ impl Make<'_> {
     }
 }
 
+pub(super) fn query_energy_variant(dim: usize, dtype: DType) -> Variant {
+    let constants = [Const::U32("HEAD_DIM", dim as u32), Const::U32("LANES", 128)];
+    Variant::new(Kernel::PlaneQueryEnergy, &[Module::Float, Module::View, Module::Load(dtype)], &constants)
+}
+
 /// Every variant some adapter can take, for a selection of dimensions and options.
 pub(crate) fn variants() -> Vec<Variant> {
     use super::super::Preset;
@@ -186,6 +209,8 @@ pub(crate) fn variants() -> Vec<Variant> {
                     make.encode(codec.values(), false, dtype),
                     make.block_means(dtype),
                     make.project(dtype),
+                    make.calibrate(dtype),
+                    query_energy_variant(codec.keys().channels(), dtype).with_subgroups(subgroups),
                 ]);
             }
             all.extend([make.scores(), make.attend(), make.unrotate()]);

@@ -1,0 +1,175 @@
+//! One call over many stores: a dispatch for each, whose partial results stand in one buffer.
+
+use std::ops::Range;
+
+use super::{
+    AttentionParams, MAX_PARTIAL_BYTES, Pass, WORKGROUP, combine, partial_stride, partials, split, whole,
+};
+use crate::attention::{AttendOptions, Geometry};
+use crate::cache::Segment;
+use crate::error::Result;
+use crate::gpu::{Gpu, KvView, Recording, index32};
+use crate::tensor::checked_bytes;
+
+/// A segment, its first split, its splits and the tokens of one.
+type Placed<'a> = (&'a Segment, usize, usize, usize);
+
+/// Makes the passes of one call, which share spans and partial results.
+struct Passes {
+    common: AttentionParams,
+    rows: usize,
+    all_splits: usize,
+    spans: wgpu::Buffer,
+    partials: wgpu::Buffer,
+}
+
+impl Passes {
+    fn new(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: &[usize],
+        splits_of: &[usize],
+        options: &AttendOptions<'_>,
+    ) -> Result<Self> {
+        let rows = g.query_heads * g.queries;
+        let all_splits = splits_of.iter().copied().max().unwrap_or(0).max(1);
+        Ok(Self {
+            common: AttentionParams::new(g, options)?,
+            rows,
+            all_splits,
+            spans: gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?,
+            partials: partials(gpu, g.batch * rows, all_splits, value_dim)?,
+        })
+    }
+
+    fn pass(&self, (segment, first_split, splits, split): Placed<'_>) -> Result<Pass> {
+        let params = AttentionParams {
+            rows: index32(self.rows)?,
+            first_row: index32(segment.sequence * self.rows)?,
+            tokens: index32(segment.tokens)?,
+            live_end: index32(segment.tokens)?,
+            start: index32(segment.start)?,
+            splits: index32(splits)?,
+            split: index32(split)?,
+            all_splits: index32(self.all_splits)?,
+            first_split: index32(first_split)?,
+            ..self.common
+        };
+        let (spans, partials) = (self.spans.clone(), self.partials.clone());
+        Ok(Pass { params, spans, partials, workgroups: (self.rows * splits) as u64 })
+    }
+}
+
+/// The passes of a call over many stores, each of which holds one segment.
+pub(crate) struct SegmentPasses {
+    /// One for each segment.
+    pub(crate) passes: Vec<Pass>,
+    partials: wgpu::Buffer,
+    splits: u32,
+}
+
+impl SegmentPasses {
+    /// A pass for each segment, `g.tokens` not looked at. Where the partial results of all splits would take too much room,
+    /// later segments add to those of earlier ones.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: &[usize],
+        segments: &[Segment],
+        options: &AttendOptions<'_>,
+    ) -> Result<Self> {
+        options.validate()?;
+        g.check_sinks(options)?;
+        let rows = g.query_heads * g.queries;
+        let bytes =
+            checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
+        let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
+        let mut used = vec![0; lengths.len()];
+        let mut places = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let (splits, split) = split(segment.tokens, g.batch * rows);
+            let (splits, split) = if splits > most {
+                (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP)
+            } else {
+                (splits, split)
+            };
+            let Some(used) = used.get_mut(segment.sequence) else { continue };
+            let first = if *used + splits > most { 0 } else { *used };
+            *used = (*used).max(first + splits);
+            places.push((segment, first, splits, split));
+        }
+        let all = Passes::new(gpu, g, value_dim, lengths, &used, options)?;
+        let passes = places.into_iter().map(|placed| all.pass(placed)).collect::<Result<_>>()?;
+        Ok(Self { passes, splits: index32(all.all_splits)?, partials: all.partials })
+    }
+
+    /// Records the combining of all splits into `output`.
+    pub(crate) fn combine(
+        &self,
+        recording: &mut Recording<'_>,
+        gpu: &Gpu,
+        options: &AttendOptions<'_>,
+        output: &KvView,
+    ) -> Result<()> {
+        combine(recording, gpu, &self.partials, self.splits, options, output)
+    }
+}
+
+/// The passes of a call in stages, and where all leave what they find.
+pub(crate) struct Staged {
+    /// The passes of each stage, and how many splits it and those before it have.
+    pub(crate) stages: Vec<(Vec<Pass>, u32)>,
+    pub(crate) partials: wgpu::Buffer,
+    /// Splits of all stages, at least one.
+    pub(crate) splits: u32,
+}
+
+impl Pass {
+    /// Only these tokens of the store count.
+    pub(crate) fn only(&mut self, live: Range<usize>) -> Result<()> {
+        (self.params.live_first, self.params.live_end) = (index32(live.start)?, index32(live.end)?);
+        Ok(())
+    }
+
+    /// The positions of the store's tokens follow each other from this one on.
+    pub(crate) fn consecutive(&mut self, first: u32) {
+        (self.params.position, self.params.consecutive) = (first, 1);
+    }
+
+    /// Passes for segments in stages: those of a stage come, for every sequence, after those of the stages before.
+    pub(crate) fn stages(
+        gpu: &Gpu,
+        g: Geometry,
+        value_dim: usize,
+        lengths: &[usize],
+        stages: &[&[Segment]],
+        options: &AttendOptions<'_>,
+    ) -> Result<Staged> {
+        options.validate()?;
+        g.check_sinks(options)?;
+        let rows = g.query_heads * g.queries;
+        let mut splits_of = vec![0; lengths.len()];
+        let mut placed = Vec::with_capacity(stages.len());
+        for segments in stages {
+            let mut stage = Vec::with_capacity(segments.len());
+            for segment in *segments {
+                let (splits, split) = split(segment.tokens, g.batch * rows);
+                let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
+                stage.push((segment, *before, splits, split));
+                *before += splits;
+            }
+            let end = splits_of.iter().copied().max().unwrap_or(0);
+            splits_of.fill(end);
+            placed.push((stage, index32(end)?));
+        }
+        let all = Passes::new(gpu, g, value_dim, lengths, &splits_of, options)?;
+        let mut staged = Vec::with_capacity(placed.len());
+        for (stage, end) in placed {
+            let passes = stage.into_iter().map(|placed| all.pass(placed)).collect::<Result<Vec<Self>>>()?;
+            staged.push((passes, end));
+        }
+        Ok(Staged { stages: staged, splits: index32(all.all_splits)?, partials: all.partials })
+    }
+}

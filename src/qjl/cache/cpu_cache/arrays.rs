@@ -1,0 +1,69 @@
+//! Coded blocks as arrays of rows: what a file holds of them.
+
+use half::f16;
+
+use super::HostCodes;
+use crate::qjl::planes::PlaneCodes;
+
+/// One array of a block, `[kv_heads, rows, width]`.
+pub(crate) struct Array<'a> {
+    /// Its name in a file, behind the track's.
+    pub(crate) name: String,
+    /// Numbers of a row.
+    pub(crate) width: usize,
+    /// Tokens that share a row.
+    pub(crate) tokens: usize,
+    pub(crate) numbers: Numbers<'a>,
+}
+
+/// The numbers of an array, all rows that the block has room for.
+pub(crate) enum Numbers<'a> {
+    Words(&'a mut Vec<u32>),
+    Halves(&'a mut Vec<f16>),
+}
+
+impl HostCodes {
+    /// All arrays, in one order for all blocks of a layer. Arrays that hold nothing are left out.
+    pub(crate) fn arrays(&mut self) -> Vec<Array<'_>> {
+        let row =
+            |name: &str, width: usize, numbers| Array { name: name.to_owned(), width, tokens: 1, numbers };
+        match self {
+            Self::Planes { keys, values } => {
+                let mut all = plane_arrays("key", keys);
+                all.extend(plane_arrays("value", values));
+                all
+            }
+            Self::Sketch { keys, values } => {
+                let widths = [keys.words_per_row(), values.words_per_row()];
+                vec![
+                    row("key.signs", widths[0], Numbers::Words(&mut keys.words)),
+                    row("key.scale", 1, Numbers::Halves(&mut keys.scale)),
+                    row("value.codes", widths[1], Numbers::Words(&mut values.words)),
+                    row("value.scale", 1, Numbers::Halves(&mut values.scale)),
+                ]
+            }
+        }
+    }
+}
+
+fn plane_arrays<'a>(side: &str, codes: &'a mut PlaneCodes) -> Vec<Array<'a>> {
+    let mut all = Vec::new();
+    let (shape, means) = (codes.shape, codes.means.len());
+    let segments = codes.layout.segments().iter().zip(&mut codes.segments).enumerate();
+    for (index, (segment, stored)) in segments.filter(|(_, (segment, _))| segment.planes > 0) {
+        let name = |what: &str| format!("{side}.{what}.{index}");
+        let (width, tokens) = (segment.words(), 1);
+        all.push(Array { name: name("codes"), width, tokens, numbers: Numbers::Words(&mut stored.words) });
+        all.push(Array { name: name("nu"), width: 1, tokens, numbers: Numbers::Halves(&mut stored.nu) });
+    }
+    if means > 0 {
+        let blocks = means / (shape.heads * shape.dim).max(1);
+        all.push(Array {
+            name: format!("{side}.means"),
+            width: shape.dim,
+            tokens: shape.tokens.div_ceil(blocks.max(1)),
+            numbers: Numbers::Halves(&mut codes.means),
+        });
+    }
+    all
+}

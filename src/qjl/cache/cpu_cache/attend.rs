@@ -1,0 +1,102 @@
+//! Attention over what a sequence holds.
+
+use super::super::super::cpu::{SignRows, SketchedQueries};
+use super::super::super::planes::{Centres, Fields, PlaneKeys, PlaneQueries, PlaneValues, Tables, finish};
+use super::super::coders::Coder;
+use super::rows::{Behind, BothQueries, Joined, Part, PartRows};
+use super::{CpuQjlCache, HostCodes, HostTrack};
+use crate::attention::{AttendOptions, Geometry, Rows, attend_rows};
+use crate::cache::LayerShape;
+use crate::error::Result;
+use crate::tensor::{Shape, TensorView};
+
+pub(super) fn attend(
+    cache: &CpuQjlCache,
+    layer: usize,
+    queries: &TensorView<'_>,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<f32>> {
+    let shape = cache.ledger.layer(layer)?;
+    let keys = Shape { batch: cache.sequences(), heads: shape.kv_heads, tokens: 0, dim: shape.key_dim };
+    let g = Geometry::of(queries.shape(), keys)?;
+    options.validate()?;
+    g.check_sinks(options)?;
+    let mut out = Vec::with_capacity(g.output(shape.value_dim)?.elements());
+    for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
+        let g = Geometry { batch: 1, tokens: track.len(&cache.ledger.rules), ..g };
+        let own = queries.part(sequence, 0, queries.shape().tokens);
+        attend_sequence(cache, layer, g, track, &own, options, &mut out)?;
+    }
+    Ok(out)
+}
+
+fn attend_sequence(
+    cache: &CpuQjlCache,
+    layer: usize,
+    g: Geometry,
+    track: &HostTrack,
+    queries: &TensorView<'_>,
+    options: &AttendOptions<'_>,
+    out: &mut Vec<f32>,
+) -> Result<()> {
+    let shape = cache.ledger.layer(layer)?;
+    match cache.coders.get(layer)? {
+        Coder::Planes(codec) => {
+            let identity = Tables::identity(shape.kv_heads, shape.key_dim);
+            let calibrated = cache.ledger.options.tables.as_ref().and_then(|tables| tables.get(layer));
+            let tables = track.extra.tables.as_deref().or(calibrated).unwrap_or(&identity);
+            let fields = Fields::new(codec);
+            let rows = PlaneQueries { codec, queries, tables, group: g.group, fields };
+            let keys = joined(track, shape, 0, fields.width(), Some((codec, fields)), |codes| {
+                let HostCodes::Planes { keys: codes, .. } = codes else { return None };
+                let centres = Centres::new(codec, codes.shape, &codes.positions, &codes.means, tables);
+                Some(Box::new(PlaneKeys { codes, centres, fields, raw: None }))
+            })?;
+            let values = joined(track, shape, 1, 2 * shape.value_dim, None, |codes| match codes {
+                HostCodes::Planes { values: codes, .. } => Some(Box::new(PlaneValues { codes, raw: None })),
+                HostCodes::Sketch { .. } => None,
+            })?;
+            let mut parts = attend_rows(g, &rows, &keys, &values, None, options)?;
+            parts.chunks_exact_mut(2 * shape.value_dim).for_each(|parts| finish(codec, parts, out));
+        }
+        Coder::Sketch { projection, scale } => {
+            let rows = BothQueries { queries, sketched: SketchedQueries { queries, projection } };
+            let dim = shape.key_dim;
+            let keys = joined(track, shape, 0, rows.width(), None, |codes| {
+                let HostCodes::Sketch { keys, .. } = codes else { return None };
+                Some(Box::new(Behind { dim, rows: SignRows::new(keys, projection, *scale) }))
+            })?;
+            let values = joined(track, shape, 1, shape.value_dim, None, |codes| match codes {
+                HostCodes::Sketch { values, .. } => Some(Box::new(values)),
+                HostCodes::Planes { .. } => None,
+            })?;
+            out.extend(attend_rows(g, &rows, &keys, &values, None, options)?);
+        }
+    }
+    Ok(())
+}
+
+/// Keys (`which` 0) or values (1) of a track.
+fn joined<'a>(
+    track: &'a HostTrack,
+    shape: &LayerShape,
+    which: usize,
+    width: usize,
+    planes: Option<(&'a super::super::super::planes::Codec, Fields)>,
+    coded: impl Fn(&'a HostCodes) -> Option<Box<dyn Rows + 'a>>,
+) -> Result<Joined<'a>> {
+    let mut parts = Vec::new();
+    for (block, tokens) in track.visible_coded() {
+        let at = tokens.start - block.start;
+        let Some(rows) = coded(&block.codes) else { continue };
+        parts.push(Part { start: tokens.start, end: tokens.end, at, rows: PartRows::Coded(rows) });
+    }
+    for piece in track.visible_raw() {
+        let views = piece.rows.views(piece.at, piece.tokens)?;
+        let [keys, values] = views;
+        let rows = PartRows::Raw(if which == 0 { keys } else { values });
+        parts.push(Part { start: piece.start, end: piece.start + piece.tokens, at: 0, rows });
+    }
+    let [key_dim, value_dim] = shape.dims();
+    Ok(Joined { width, dim: if which == 0 { key_dim } else { value_dim }, parts, planes })
+}

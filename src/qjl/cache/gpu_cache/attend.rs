@@ -1,0 +1,152 @@
+//! Attention over what every sequence holds: coded blocks first, then raw rows, all partial results on one scale.
+
+use super::super::super::gpu::Ops as SketchOps;
+use super::super::super::planes::gpu::{Ops as PlaneOps, PositionBuffer};
+use super::super::track::Coded;
+use super::QjlCache;
+use super::codes::{DeviceCoder, DeviceCodes};
+use crate::attention::gpu::{Ops as Exact, Pass, Staged, combine};
+use crate::attention::{AttendOptions, Geometry};
+use crate::cache::Segment;
+use crate::error::{Error, Result};
+use crate::gpu::{KvView, Recording};
+use crate::tensor::Shape;
+
+/// A coded block that a pass reads, and the first position of its tokens.
+struct CodedPart<'a> {
+    block: &'a Coded<DeviceCodes>,
+    live: std::ops::Range<usize>,
+    position: u32,
+}
+
+pub(super) fn attend(
+    cache: &QjlCache,
+    encoder: &mut wgpu::CommandEncoder,
+    layer: usize,
+    queries: &KvView,
+    options: &AttendOptions<'_>,
+    output: &KvView,
+) -> Result<()> {
+    let shape = *cache.ledger.layer(layer)?;
+    let keys = Shape { batch: cache.sequences(), heads: shape.kv_heads, tokens: 0, dim: shape.key_dim };
+    let g = Geometry::of(queries.shape(), keys)?;
+    output.shape().check_equal("attention output", g.output(shape.value_dim)?)?;
+    let (mut coded, mut raw) = (Vec::new(), Vec::new());
+    let (mut blocks, mut rows, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+    for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
+        lengths.push(track.len(&cache.ledger.rules));
+        for (block, tokens) in track.visible_coded() {
+            coded.push(Segment { sequence, start: block.start, tokens: block.capacity });
+            let live = tokens.start - block.start..tokens.end - block.start;
+            blocks.push(CodedPart { block, live, position: track.runs.position(block.start) });
+        }
+        for piece in track.visible_raw() {
+            raw.push(Segment { sequence, start: piece.start, tokens: piece.tokens });
+            rows.push(piece.rows.views(piece.at, piece.tokens));
+        }
+    }
+    let gpu = &cache.gpu;
+    let mut staged = Pass::stages(gpu, g, shape.value_dim, &lengths, &[&coded, &raw], options)?;
+    let mut recording = Recording::new(gpu);
+    if output.shape().elements() > 0 {
+        attend_coded(cache, &mut recording, layer, g, queries, &mut staged, &blocks)?;
+        for (pass, [keys, values]) in staged.stages.iter().skip(1).flat_map(|(raw, _)| raw).zip(&rows) {
+            Exact::new(gpu).exact(&mut recording, pass, [queries, keys, values])?;
+        }
+        join(cache, &mut recording, layer, g, &staged, options, output)?;
+    }
+    recording.record(encoder);
+    Ok(())
+}
+
+fn attend_coded(
+    cache: &QjlCache,
+    recording: &mut Recording<'_>,
+    layer: usize,
+    g: Geometry,
+    queries: &KvView,
+    staged: &mut Staged,
+    blocks: &[CodedPart<'_>],
+) -> Result<()> {
+    let (gpu, coder) = (&cache.gpu, cache.device_coder(layer)?);
+    let Some((passes, _)) = staged.stages.first_mut().filter(|(passes, _)| !passes.is_empty()) else {
+        return Ok(());
+    };
+    let sketches = project(cache, recording, layer, g, queries)?;
+    for (pass, part) in passes.iter_mut().zip(blocks) {
+        pass.only(part.live.clone())?;
+        match (part.block.codes.as_ref(), coder) {
+            (DeviceCodes::Planes { keys, values, positions }, DeviceCoder::Planes { codec, angles }) => {
+                if positions.is_none() {
+                    pass.consecutive(part.position);
+                }
+                let positions =
+                    PositionBuffer::of_store(angles, positions.as_ref(), part.position, keys.shape.tokens);
+                let ops = PlaneOps::new(gpu);
+                ops.attend(recording, pass, &sketches, codec, [keys, values], &positions)?;
+            }
+            (DeviceCodes::Sketch { keys, values }, DeviceCoder::Sketch { projection, .. }) => {
+                SketchOps::new(gpu).attend(recording, pass, &sketches, keys, values, projection)?;
+            }
+            _ => return Err(Error::range("coder", "the one that the block was made with", "another")),
+        }
+    }
+    Ok(())
+}
+
+/// Queries made ready, of every sequence; those of a sequence without tables, and so without codes, stay zeros.
+fn project(
+    cache: &QjlCache,
+    recording: &mut Recording<'_>,
+    layer: usize,
+    g: Geometry,
+    queries: &KvView,
+) -> Result<wgpu::Buffer> {
+    let (gpu, rows) = (&cache.gpu, queries.shape().rows());
+    match cache.device_coder(layer)? {
+        DeviceCoder::Sketch { projection, .. } => {
+            let ops = SketchOps::new(gpu);
+            let sketches = ops.sketches(projection, rows)?;
+            ops.project(recording, queries, projection, (&sketches, 0))?;
+            Ok(sketches)
+        }
+        DeviceCoder::Planes { codec, .. } => {
+            let ops = PlaneOps::new(gpu);
+            let sketches = ops.sketches(codec.codec(), rows)?;
+            for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
+                if track.coded.is_empty() {
+                    continue;
+                }
+                let Some(tables) = cache.tables(layer, &track.extra) else { continue };
+                let own = queries.part(sequence, 0, queries.shape().tokens);
+                let first = sequence * g.query_heads * g.queries;
+                ops.project(recording, g, &own, codec, tables, (&sketches, first))?;
+            }
+            Ok(sketches)
+        }
+    }
+}
+
+/// Joins what all passes found; what came of rotated values is turned back first.
+fn join(
+    cache: &QjlCache,
+    recording: &mut Recording<'_>,
+    layer: usize,
+    g: Geometry,
+    staged: &Staged,
+    options: &AttendOptions<'_>,
+    output: &KvView,
+) -> Result<()> {
+    let gpu = &cache.gpu;
+    let coded = staged.stages.first().map_or(0, |&(_, splits)| splits);
+    let DeviceCoder::Planes { codec, .. } = cache.device_coder(layer)? else {
+        return combine(recording, gpu, &staged.partials, staged.splits, options, output);
+    };
+    if coded == 0 {
+        return combine(recording, gpu, &staged.partials, staged.splits, options, output);
+    }
+    let rows = crate::gpu::index32(g.batch * g.query_heads * g.queries)?;
+    let sizes = [rows, coded, staged.splits];
+    let joined = PlaneOps::new(gpu).unrotate(recording, &staged.partials, sizes, codec)?;
+    combine(recording, gpu, &joined, 1, options, output)
+}

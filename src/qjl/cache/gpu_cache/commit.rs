@@ -1,0 +1,198 @@
+//! Coding what is no longer recent.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::super::planes::CALIBRATION_TOKENS;
+use super::super::super::planes::gpu::{Angles, Ops as PlaneOps, PositionBuffer, TableBuffer};
+use super::super::track::{Fill, MakeCodes};
+use super::blocks::{MIN_BLOCK, Sized, rows};
+use super::codes::{DeviceCoder, DeviceCodes};
+use super::{DeviceTrack, QjlCache};
+use crate::cache::LayerShape;
+use crate::cache::tail::Write;
+use crate::error::{Error, Result};
+use crate::gpu::block::{Copies, append};
+use crate::gpu::{Gpu, Recording};
+use crate::tensor::checked_bytes;
+
+struct MakeDeviceCodes<'a> {
+    cache: &'a QjlCache,
+    coder: &'a DeviceCoder,
+    layer: &'a LayerShape,
+    capacity: usize,
+    copies: &'a mut Copies,
+}
+
+impl MakeCodes<DeviceCodes> for MakeDeviceCodes<'_> {
+    fn make(&mut self, capacity: usize) -> Result<DeviceCodes> {
+        DeviceCodes::new(&self.cache.gpu, self.coder, self.layer, capacity, self.cache.status())
+    }
+
+    fn copy(&mut self, codes: &DeviceCodes) -> Result<DeviceCodes> {
+        let copy = self.make(self.capacity)?;
+        for (from, to) in codes.stores().into_iter().zip(copy.stores()) {
+            self.copies.add(from, to);
+        }
+        Ok(copy)
+    }
+}
+
+/// What a commit makes, until it is known that all of it can be made.
+pub(super) struct Commit<'a> {
+    cache: &'a QjlCache,
+    recording: Recording<'a>,
+    copies: Copies,
+    /// Of every coder; those that had to grow.
+    angles: Vec<Option<Angles>>,
+}
+
+/// What a commit leaves: tracks of every sequence, and angles that grew.
+pub(super) struct Committed {
+    pub(super) sequences: Vec<Vec<DeviceTrack>>,
+    pub(super) angles: Vec<Option<Angles>>,
+}
+
+pub(super) fn commit(cache: &QjlCache, encoder: &mut wgpu::CommandEncoder, all: bool) -> Result<Committed> {
+    let mut commit = Commit {
+        cache,
+        recording: Recording::new(&cache.gpu),
+        copies: Copies::default(),
+        angles: cache.devices.iter().map(|_| None).collect(),
+    };
+    let mut sequences = Vec::with_capacity(cache.ledger.sequences.len());
+    for tracks in &cache.ledger.sequences {
+        let next = tracks.iter().enumerate().map(|(layer, track)| commit.next(layer, track, all));
+        sequences.push(next.collect::<Result<Vec<_>>>()?);
+    }
+    commit.copies.record(encoder);
+    commit.recording.record(encoder);
+    Ok(Committed { sequences, angles: commit.angles })
+}
+
+impl Commit<'_> {
+    /// What becomes of a track.
+    fn next(&mut self, layer: usize, track: &DeviceTrack, all: bool) -> Result<DeviceTrack> {
+        let cache = self.cache;
+        let (rules, shape, learns) =
+            (&cache.ledger.rules, *cache.ledger.layer(layer)?, cache.ledger.options.learns());
+        let mut next = track.clone();
+        if learns && next.extra.tables.is_none() && next.len(rules) >= CALIBRATION_TOKENS {
+            next.extra.tables = Some(Arc::new(self.learn(layer, &shape, track)?));
+            next.extra.energies = None;
+        }
+        next.evict(rules);
+        let end = next.codable(rules, all);
+        if end > next.tail.first() && (!learns || next.extra.tables.is_some()) {
+            let coder = cache.device_coder(layer)?;
+            let mut make = MakeDeviceCodes {
+                cache,
+                coder,
+                layer: &shape,
+                capacity: rules.block,
+                copies: &mut self.copies,
+            };
+            let (mut coded, fills) = next.coded(rules, end, &mut make)?;
+            for fill in fills {
+                self.code(layer, &shape, (&next, &mut coded), &fill)?;
+            }
+            next = coded;
+        }
+        self.compact(shape, &mut next, all)?;
+        Ok(next)
+    }
+
+    fn compact(&mut self, shape: LayerShape, track: &mut DeviceTrack, all: bool) -> Result<()> {
+        let gpu = &self.cache.gpu;
+        let mut make = Sized::new(gpu, shape, &mut self.copies, [if all { 0 } else { MIN_BLOCK }, 32]);
+        let Some((tail, moves)) = track.compacted(all, &mut make)? else { return Ok(()) };
+        for part in moves {
+            let Some(block) = tail.blocks().iter().find(|block| block.start + part.at == part.start) else {
+                continue;
+            };
+            let [keys, values] = part.from.views(part.row, part.tokens);
+            let write = Write { rows: Arc::clone(&block.rows), at: part.at, from: 0, count: part.tokens };
+            append(&mut self.recording, gpu, [&keys, &values], 0, &write)?;
+        }
+        track.tail = tail;
+        Ok(())
+    }
+
+    /// The positions of these tokens, stored where they do not follow each other, and the angles that they need.
+    fn positions(
+        &mut self,
+        layer: usize,
+        track: &DeviceTrack,
+        tokens: Range<usize>,
+    ) -> Result<Option<PositionBuffer>> {
+        let (gpu, coder) = (&self.cache.gpu, self.cache.device_coder(layer)?);
+        let DeviceCoder::Planes { angles: held, .. } = coder else { return Ok(None) };
+        let all = track.runs.of(tokens.clone());
+        let last = all.iter().copied().max().unwrap_or(0);
+        let slot = self.cache.coders.index(layer).and_then(|index| self.angles.get_mut(index));
+        let Some(slot) = slot else { return Ok(None) };
+        if slot.as_ref().unwrap_or(held).end <= u64::from(last) {
+            *slot = coder.grown(gpu, last)?;
+        }
+        let angles = slot.as_ref().unwrap_or(held);
+        let stored = if track.runs.are_consecutive(&tokens) {
+            None
+        } else {
+            Some(gpu.upload("positions", bytemuck::cast_slice(&all))?)
+        };
+        let first = all.first().copied().unwrap_or(0);
+        Ok(Some(PositionBuffer::of_store(angles, stored.as_ref(), first, tokens.len())))
+    }
+
+    fn learn(&mut self, layer: usize, shape: &LayerShape, track: &DeviceTrack) -> Result<TableBuffer> {
+        let tokens = self.cache.ledger.rules.sinks..CALIBRATION_TOKENS;
+        let positions = self.positions(layer, track, tokens.clone())?;
+        let (DeviceCoder::Planes { codec, .. }, Some(positions)) =
+            (self.cache.device_coder(layer)?, positions)
+        else {
+            return Err(Error::range("coding", "one that learns", "a sketch"));
+        };
+        let tables = TableBuffer::new(&self.cache.gpu, shape.kv_heads, shape.key_dim)?;
+        let energies = match &track.extra.energies {
+            Some(energies) => energies.as_ref().clone(),
+            None => energies_for(&self.cache.gpu, shape)?,
+        };
+        let [keys, _] = rows(&mut self.recording, &self.cache.gpu, *shape, &track.tail, tokens)?;
+        let ops = PlaneOps::new(&self.cache.gpu);
+        ops.calibrate(&mut self.recording, &keys, codec, &positions, &energies, &tables)?;
+        Ok(tables)
+    }
+
+    /// Codes the rows of `from` into a block of `track`.
+    fn code(
+        &mut self,
+        layer: usize,
+        shape: &LayerShape,
+        (from, track): (&DeviceTrack, &mut DeviceTrack),
+        fill: &Fill,
+    ) -> Result<()> {
+        let cache = self.cache;
+        let [keys, values] = rows(&mut self.recording, &cache.gpu, *shape, &from.tail, fill.tokens.clone())?;
+        let positions = self.positions(layer, from, fill.tokens.clone())?;
+        let Some(block) = track.coded.get_mut(fill.block) else { return Ok(()) };
+        // Positions of the whole block stand beside it where they do not follow each other.
+        let held = block.start..block.end();
+        if positions.is_some() && !from.runs.are_consecutive(&held) {
+            let mut all = from.runs.of(held);
+            all.resize(block.capacity, 0);
+            let stored = cache.gpu.upload("positions", bytemuck::cast_slice(&all))?;
+            block.codes = Arc::new(block.codes.at_positions(Some(stored)));
+        }
+        let centre = cache.tables(layer, &track.extra).zip(positions.as_ref());
+        let Some(block) = track.coded.get(fill.block) else { return Ok(()) };
+        let rows = [&keys, &values];
+        let coder = cache.device_coder(layer)?;
+        block.codes.encode(&mut self.recording, &cache.gpu, coder, rows, centre, fill.at)
+    }
+}
+
+/// Room for the energies of a layer's queries: of each KV head the sums of every channel, and how many.
+pub(super) fn energies_for(gpu: &Gpu, shape: &LayerShape) -> Result<wgpu::Buffer> {
+    let bytes = checked_bytes("query energies", &[shape.kv_heads, shape.key_dim + 1], 4)?;
+    gpu.storage("query energies", bytes as u64)
+}

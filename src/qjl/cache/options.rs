@@ -1,0 +1,369 @@
+//! What a cache keeps, and how.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::config::{KeyScale, ProjectionKind};
+use super::super::planes::{Balance, CALIBRATION_TOKENS, Centring, PlanesOptions, Preset, Tables};
+use super::super::projection::{MAX_SKETCH_DIM, Projection};
+use crate::error::{Error, Result};
+use crate::rope::Rope;
+
+/// Tokens that are coded together: what [`commit`](super::CpuQjlCache::commit) leaves raw beyond the recent ones is fewer.
+pub const PAGE: usize = 32;
+
+/// Most tokens that are coded together, where block means make pages longer.
+const MAX_PAGE: usize = 4096;
+
+/// The original QJL: signs of a random projection, one norm, values in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SketchOptions {
+    /// How the projection's rows are drawn.
+    pub projection: ProjectionKind,
+    /// Bits of a key over its channels: `m = rate * key_dim`, rounded up.
+    pub rate: f64,
+    /// The scalar beside the signs.
+    pub scale: KeyScale,
+    /// First tokens that stay raw.
+    pub sinks: u32,
+    /// Last tokens that stay raw.
+    pub recent: u32,
+    /// Seed of the projection.
+    pub seed: u64,
+}
+
+impl Default for SketchOptions {
+    fn default() -> Self {
+        Self {
+            projection: ProjectionKind::Gaussian,
+            rate: 1.0,
+            scale: KeyScale::Norm,
+            sinks: 0,
+            recent: 0,
+            seed: 42,
+        }
+    }
+}
+
+impl SketchOptions {
+    /// Sets how the projection's rows are drawn.
+    #[must_use]
+    pub const fn projection(mut self, kind: ProjectionKind) -> Self {
+        self.projection = kind;
+        self
+    }
+
+    /// Sets the bits of a key over its channels.
+    #[must_use]
+    pub const fn rate(mut self, rate: f64) -> Self {
+        self.rate = rate;
+        self
+    }
+
+    /// Sets the scalar beside the signs.
+    #[must_use]
+    pub const fn scale(mut self, scale: KeyScale) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Sets how many first tokens stay raw.
+    #[must_use]
+    pub const fn sinks(mut self, tokens: u32) -> Self {
+        self.sinks = tokens;
+        self
+    }
+
+    /// Sets how many last tokens stay raw.
+    #[must_use]
+    pub const fn recent(mut self, tokens: u32) -> Self {
+        self.recent = tokens;
+        self
+    }
+
+    /// Sets the seed of the projection.
+    #[must_use]
+    pub const fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Bits of a key of `key_dim` channels.
+    ///
+    /// # Errors
+    /// [`Error::Range`] when the rate is not above 0 or gives more bits than a projection has.
+    pub fn sketch_dim(&self, key_dim: usize) -> Result<usize> {
+        let bits = (self.rate * key_dim as f64).ceil();
+        if bits >= 1.0 && bits <= MAX_SKETCH_DIM as f64 {
+            return Ok(bits as usize);
+        }
+        let want = format!("a number that gives 1 to {MAX_SKETCH_DIM} bits for {key_dim} channels");
+        Err(Error::range("sketch rate", want, self.rate))
+    }
+}
+
+/// How rows are coded.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Coding {
+    /// Sign planes ([`planes`](super::super::planes)).
+    Planes(PlanesOptions),
+    /// The original QJL.
+    Sketch(SketchOptions),
+}
+
+impl Coding {
+    /// First tokens that stay raw.
+    pub(crate) const fn sinks(&self) -> usize {
+        match self {
+            Self::Planes(options) => options.sinks as usize,
+            Self::Sketch(options) => options.sinks as usize,
+        }
+    }
+
+    /// Last tokens that stay raw.
+    pub(crate) const fn recent(&self) -> usize {
+        match self {
+            Self::Planes(options) => options.recent as usize,
+            Self::Sketch(options) => options.recent as usize,
+        }
+    }
+
+    /// Whether rows can only be coded once something is known of a sequence's keys.
+    pub(crate) fn needs_tables(&self) -> bool {
+        match self {
+            Self::Planes(options) => {
+                options.centring == Centring::PreRope
+                    || options.balance != Balance::None
+                    || options.planes_lo.is_some()
+            }
+            Self::Sketch(_) => false,
+        }
+    }
+
+    /// Tokens that are coded together: of a page, and at the least.
+    pub(crate) fn units(&self) -> Result<[usize; 2]> {
+        let Self::Planes(PlanesOptions { centring: Centring::BlockMean(block), .. }) = *self else {
+            // Two scalars share a word.
+            return Ok([PAGE, 2]);
+        };
+        // Blocks are coded whole, an even number of rows at a time.
+        let block = block as usize;
+        let least = if block.is_multiple_of(2) { block } else { 2 * block };
+        let page =
+            (1..=PAGE).map(|n| n * least).find(|page| page.is_multiple_of(PAGE)).unwrap_or(PAGE * least);
+        if page > MAX_PAGE {
+            let want = format!("whole pages of at most {MAX_PAGE} tokens, a multiple of {PAGE} too");
+            return Err(Error::range("block mean", want, block));
+        }
+        Ok([page, least])
+    }
+}
+
+/// The names of [`CacheOptions::named`] beside those of [`Preset`].
+const SKETCHES: [&str; 2] = ["qjl", "qjl-orth"];
+
+/// Options of a cache. The default is [`Preset::Balanced`] for a model without RoPE, growing without end.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct CacheOptions {
+    /// How rows are coded.
+    pub coding: Coding,
+    /// The model's RoPE: none, one for all layers, or one for each.
+    pub ropes: Vec<Option<Rope>>,
+    /// The projection of sketches, in place of a drawn one.
+    pub projection: Option<Projection>,
+    /// Tables of every layer from a calibration, one set each; where there are none, each sequence makes its own from its
+    /// first tokens, and until there are 128 of them all its rows stay raw.
+    pub tables: Option<Vec<Tables>>,
+    /// Tokens of a sequence that are kept; older ones leave. `None` keeps all.
+    pub capacity: Option<usize>,
+    /// Whether the first tokens that stay raw never leave.
+    pub pin_sinks: bool,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self::new(Coding::Planes(Preset::default().options()))
+    }
+}
+
+impl From<Preset> for CacheOptions {
+    fn from(preset: Preset) -> Self {
+        Self::new(Coding::Planes(preset.options()))
+    }
+}
+
+impl FromStr for CacheOptions {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::named(name)
+    }
+}
+
+impl CacheOptions {
+    /// Rows coded like this, growing without end.
+    #[must_use]
+    pub const fn new(coding: Coding) -> Self {
+        Self { coding, ropes: Vec::new(), projection: None, tables: None, capacity: None, pin_sinks: false }
+    }
+
+    /// The original QJL: Gaussian, one bit a channel, nothing raw.
+    #[must_use]
+    pub fn qjl() -> Self {
+        Self::new(Coding::Sketch(SketchOptions::default()))
+    }
+
+    /// QJL's usable form: orthogonal, four bits a channel, 4 sinks and the last 64 tokens raw; keys are not centred.
+    #[must_use]
+    pub fn qjl_orth() -> Self {
+        let options = SketchOptions::default().projection(ProjectionKind::Orthogonal).rate(4.0);
+        Self::new(Coding::Sketch(options.sinks(4).recent(64)))
+    }
+
+    /// The options of a preset by its name: those of [`Preset`], `qjl` or `qjl-orth`.
+    ///
+    /// # Errors
+    /// [`Error::Range`] naming all presets.
+    pub fn named(name: &str) -> Result<Self> {
+        let [qjl, orthogonal] = SKETCHES;
+        if name == qjl {
+            return Ok(Self::qjl());
+        }
+        if name == orthogonal {
+            return Ok(Self::qjl_orth());
+        }
+        name.parse::<Preset>().map(Self::from).map_err(|_| {
+            let names: Vec<&str> = Preset::ALL.into_iter().map(Preset::name).chain(SKETCHES).collect();
+            Error::range("preset", format!("one of {}", names.join(", ")), name)
+        })
+    }
+
+    /// Sets one RoPE for all layers.
+    #[must_use]
+    pub fn rope(mut self, rope: Rope) -> Self {
+        self.ropes = vec![Some(rope)];
+        self
+    }
+
+    /// Sets the RoPE of every layer.
+    #[must_use]
+    pub fn ropes(mut self, ropes: Vec<Option<Rope>>) -> Self {
+        self.ropes = ropes;
+        self
+    }
+
+    /// Sets the projection of sketches.
+    #[must_use]
+    pub fn projection(mut self, projection: Projection) -> Self {
+        self.projection = Some(projection);
+        self
+    }
+
+    /// Sets the tables of every layer.
+    #[must_use]
+    pub fn tables(mut self, tables: Vec<Tables>) -> Self {
+        self.tables = Some(tables);
+        self
+    }
+
+    /// Sets how many tokens of a sequence are kept.
+    #[must_use]
+    pub const fn capacity(mut self, tokens: usize) -> Self {
+        self.capacity = Some(tokens);
+        self
+    }
+
+    /// Sets whether the first tokens that stay raw never leave.
+    #[must_use]
+    pub const fn pin_sinks(mut self, pin: bool) -> Self {
+        self.pin_sinks = pin;
+        self
+    }
+
+    /// The RoPE of a layer.
+    pub(crate) fn layer_rope(&self, layer: usize) -> Option<&Rope> {
+        let only = if self.ropes.len() == 1 { self.ropes.first() } else { None };
+        only.or_else(|| self.ropes.get(layer)).and_then(Option::as_ref)
+    }
+
+    /// Whether sequences make tables of their own.
+    pub(crate) fn learns(&self) -> bool {
+        self.coding.needs_tables() && self.tables.is_none()
+    }
+
+    /// Checks the options for a cache of so many layers.
+    ///
+    /// # Errors
+    /// [`Error::Range`] or [`Error::Shape`] naming the option.
+    pub(crate) fn check(&self, layers: usize) -> Result<()> {
+        if let Coding::Planes(options) = &self.coding {
+            options.validate()?;
+        }
+        self.coding.units()?;
+        if self.ropes.len() > 1 && self.ropes.len() != layers {
+            return Err(Error::shape("ropes", format_args!("none, one or {layers}"), self.ropes.len()));
+        }
+        if let Some(tables) = self.tables.as_ref().filter(|tables| tables.len() != layers) {
+            return Err(Error::shape("tables", format_args!("{layers}, one for each layer"), tables.len()));
+        }
+        if self.learns() && self.coding.sinks() >= CALIBRATION_TOKENS {
+            let want = format!("below the {CALIBRATION_TOKENS} tokens that tables are made from");
+            return Err(Error::range("sinks", want, self.coding.sinks()));
+        }
+        let Some(capacity) = self.capacity else { return Ok(()) };
+        let least = if self.learns() { CALIBRATION_TOKENS } else { 1 };
+        let least = least.max(if self.pin_sinks { self.coding.sinks() + 1 } else { 1 });
+        if capacity < least {
+            return Err(Error::range(
+                "capacity",
+                format!("at least {least} tokens with these options"),
+                capacity,
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_have_names() {
+        for preset in Preset::ALL {
+            assert_eq!(CacheOptions::named(preset.name()).unwrap(), preset.into());
+        }
+        assert_eq!(CacheOptions::named("qjl").unwrap(), CacheOptions::qjl());
+        assert_eq!("qjl-orth".parse::<CacheOptions>().unwrap(), CacheOptions::qjl_orth());
+        let error = CacheOptions::named("tiny").unwrap_err().to_string();
+        assert!(error.ends_with("compact, extreme, qjl, qjl-orth, had tiny"), "{error}");
+    }
+
+    #[test]
+    fn pages_hold_whole_blocks() {
+        let units =
+            |block| Coding::Planes(PlanesOptions::default().centring(Centring::BlockMean(block))).units();
+        assert_eq!(CacheOptions::default().coding.units().unwrap(), [32, 2]);
+        assert_eq!(units(64).unwrap(), [64, 64]);
+        assert_eq!(units(24).unwrap(), [96, 24]);
+        assert_eq!(units(33).unwrap(), [1056, 66]);
+        assert!(units(1001).unwrap_err().to_string().starts_with("block mean"));
+    }
+
+    #[test]
+    fn options_that_do_not_fit_are_named() {
+        let small = CacheOptions::default().capacity(127);
+        assert!(small.check(2).unwrap_err().to_string().starts_with("capacity: wanted at least 128"));
+        assert!(CacheOptions::qjl().capacity(1).check(2).is_ok());
+        assert!(CacheOptions::qjl().capacity(0).check(2).is_err());
+        assert!(CacheOptions::default().ropes(vec![None; 3]).check(2).is_err());
+        assert!(CacheOptions::default().tables(Vec::new()).check(2).is_err());
+        let pinned = CacheOptions::qjl_orth().capacity(4).pin_sinks(true);
+        assert!(pinned.check(1).unwrap_err().to_string().contains("at least 5"));
+    }
+}

@@ -1,0 +1,406 @@
+//! The rows of one sequence and layer: raw sinks, coded blocks, raw rows; and their positions.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::tail::{MakeBlock, Piece, Tail, Write};
+use crate::error::{Error, Result};
+use crate::rope::Positions;
+
+use super::super::planes::CALIBRATION_TOKENS;
+use super::options::{CacheOptions, PAGE};
+
+/// Tokens of a coded block: few enough that little is made before it is needed, many enough to fill a device.
+const BLOCK: usize = 1024;
+
+/// Raw rows that no longer count, beyond those that do, above which the others move to a block of their own.
+const SLACK: usize = 128;
+
+/// What rows become, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// First tokens that stay raw.
+    pub(crate) sinks: usize,
+    recent: usize,
+    page: usize,
+    /// Tokens that are coded together at the least.
+    least: usize,
+    /// Tokens of a coded block, whole pages.
+    pub(crate) block: usize,
+    capacity: Option<usize>,
+    pinned: usize,
+}
+
+impl Rules {
+    pub(crate) fn new(options: &CacheOptions) -> Result<Self> {
+        let [page, least] = options.coding.units()?;
+        let sinks = options.coding.sinks();
+        Ok(Self {
+            sinks,
+            recent: options.coding.recent(),
+            page,
+            least,
+            block: BLOCK.next_multiple_of(page),
+            capacity: options.capacity,
+            pinned: if options.pin_sinks { sinks } else { 0 },
+        })
+    }
+
+    /// New tokens, of `count` behind the first `len`, whose queries tables are made of, those counted already left out.
+    pub(crate) fn learnt(&self, counted: usize, len: usize, count: usize) -> Range<usize> {
+        let start = len.max(counted).max(self.sinks);
+        start..(len + count).min(CALIBRATION_TOKENS).max(start)
+    }
+
+    /// First tokens that never leave.
+    pub(crate) const fn pinned(&self) -> usize {
+        self.pinned
+    }
+}
+
+/// Positions of tokens, as runs of consecutive ones: the token that begins each, and its position.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Runs(Vec<(usize, u32)>);
+
+impl Runs {
+    /// The position of a token.
+    pub(crate) fn position(&self, token: usize) -> u32 {
+        let after = self.0.partition_point(|&(start, _)| start <= token);
+        let run = after.checked_sub(1).and_then(|index| self.0.get(index));
+        run.map_or(0, |&(start, position)| position.wrapping_add((token - start) as u32))
+    }
+
+    /// Positions of consecutive tokens.
+    pub(crate) fn of(&self, tokens: Range<usize>) -> Vec<u32> {
+        tokens.map(|token| self.position(token)).collect()
+    }
+
+    /// Whether the positions of these tokens follow each other.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn are_consecutive(&self, tokens: &Range<usize>) -> bool {
+        !self.0.iter().any(|&(start, _)| start > tokens.start && start < tokens.end)
+    }
+
+    /// These positions with those of tokens from `token` on.
+    fn extended(&self, token: usize, positions: &[u32]) -> Self {
+        let mut runs = self.clone();
+        for (token, &position) in (token..).zip(positions) {
+            let next = runs.0.last().map(|&(start, first)| u64::from(first) + (token - start) as u64);
+            if next != Some(u64::from(position)) {
+                runs.0.push((token, position));
+            }
+        }
+        runs
+    }
+
+    fn truncate(&mut self, token: usize) {
+        self.0.retain(|&(start, _)| start < token);
+    }
+}
+
+/// Coded rows of consecutive tokens.
+#[derive(Debug)]
+pub(crate) struct Coded<C> {
+    /// The token of its first row.
+    pub(crate) start: usize,
+    pub(crate) tokens: usize,
+    /// Tokens it has room for.
+    pub(crate) capacity: usize,
+    pub(crate) codes: Arc<C>,
+}
+
+impl<C> Clone for Coded<C> {
+    fn clone(&self) -> Self {
+        let codes = Arc::clone(&self.codes);
+        Self { start: self.start, tokens: self.tokens, capacity: self.capacity, codes }
+    }
+}
+
+impl<C> Coded<C> {
+    pub(crate) fn end(&self) -> usize {
+        self.start + self.tokens
+    }
+}
+
+/// Rows to code: tokens of the sequence, the coded block that takes them, and the row of it that the first becomes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Fill {
+    pub(crate) tokens: Range<usize>,
+    pub(crate) block: usize,
+    pub(crate) at: usize,
+}
+
+/// How a backend makes coded blocks.
+pub(crate) trait MakeCodes<C> {
+    /// A block with room for `capacity` tokens.
+    fn make(&mut self, capacity: usize) -> Result<C>;
+
+    /// A block that holds what `codes` holds.
+    fn copy(&mut self, codes: &C) -> Result<C>;
+}
+
+/// The rows of one sequence and layer. `X` is what a backend knows beside them.
+#[derive(Debug)]
+pub(crate) struct Track<B, C, X> {
+    pub(crate) sinks: Tail<B>,
+    pub(crate) coded: Vec<Coded<C>>,
+    /// Raw rows behind the coded ones.
+    pub(crate) tail: Tail<B>,
+    pub(crate) runs: Runs,
+    /// Tokens before this one are gone, but for pinned sinks.
+    pub(crate) evicted: usize,
+    pub(crate) extra: X,
+}
+
+impl<B, C, X: Clone> Clone for Track<B, C, X> {
+    fn clone(&self) -> Self {
+        Self {
+            sinks: self.sinks.clone(),
+            coded: self.coded.clone(),
+            tail: self.tail.clone(),
+            runs: self.runs.clone(),
+            evicted: self.evicted,
+            extra: self.extra.clone(),
+        }
+    }
+}
+
+impl<B, C, X: Clone + Default> Track<B, C, X> {
+    pub(crate) fn new(rules: &Rules) -> Self {
+        Self {
+            sinks: Tail::default(),
+            coded: Vec::new(),
+            tail: Tail::starting(rules.sinks),
+            runs: Runs::default(),
+            evicted: 0,
+            extra: X::default(),
+        }
+    }
+
+    /// Tokens so far, those that are gone included.
+    pub(crate) fn len(&self, rules: &Rules) -> usize {
+        if self.sinks.end() < rules.sinks { self.sinks.end() } else { self.tail.end() }
+    }
+
+    /// Coded blocks with the tokens of each that have not left.
+    pub(crate) fn visible_coded(&self) -> impl Iterator<Item = (&Coded<C>, Range<usize>)> {
+        self.coded.iter().map(|block| (block, block.start.max(self.evicted)..block.end()))
+    }
+
+    /// Raw rows that have not left, block by block.
+    pub(crate) fn visible_raw(&self) -> impl Iterator<Item = Piece<'_, B>> {
+        // Pinned sinks stand before what has left, others fold their rows themselves.
+        let first = self.tail.first().max(self.evicted);
+        self.sinks.pieces().chain(self.tail.pieces_of(first, self.tail.end()))
+    }
+
+    /// The positions of `tokens` new tokens of this sequence.
+    pub(crate) fn next_positions(
+        &self,
+        rules: &Rules,
+        positions: Option<Positions<'_>>,
+        sequence: usize,
+        [width, tokens]: [usize; 2],
+    ) -> Result<Vec<u32>> {
+        let len = self.len(rules);
+        let start = match positions {
+            Some(Positions::Explicit(all)) => {
+                let own = all.get(sequence * width..).unwrap_or_default();
+                return Ok(own.iter().copied().take(tokens).collect());
+            }
+            Some(Positions::Start(starts)) => starts.get(sequence).copied().unwrap_or(0).into(),
+            None => len.checked_sub(1).map_or(0, |last| u64::from(self.runs.position(last)) + 1),
+        };
+        let last = start + tokens as u64;
+        if last > u64::from(u32::MAX) {
+            return Err(Error::range("position", format!("at most {}", u32::MAX), last));
+        }
+        Ok((start..last).map(|position| position as u32).collect())
+    }
+
+    /// This track with new tokens, and where their rows go: in the sinks, and behind them.
+    pub(crate) fn extended(
+        &self,
+        rules: &Rules,
+        positions: &[u32],
+        [sinks, tail]: [&mut impl MakeBlock<B>; 2],
+    ) -> Result<(Self, [Vec<Write<B>>; 2])> {
+        let len = self.len(rules);
+        let first = positions.len().min(rules.sinks.saturating_sub(len));
+        let (sinks, to_sinks) = self.sinks.extended(first, sinks)?;
+        let (tail, mut to_tail) = self.tail.extended(positions.len() - first, tail)?;
+        to_tail.iter_mut().for_each(|write| write.from += first);
+        let runs = self.runs.extended(len, positions);
+        let track = Self { sinks, tail, runs, ..self.clone() };
+        Ok((track, [to_sinks, to_tail]))
+    }
+
+    /// Checks that the parts of a loaded track follow each other, its coded blocks `[first token, tokens]`.
+    pub(crate) fn check_loaded(&self, rules: &Rules, coded: &[[usize; 2]]) -> Result<()> {
+        let len = self.len(rules);
+        let mut whole = self.sinks.end() <= rules.sinks
+            && (self.sinks.end() == rules.sinks || self.tail.end() == rules.sinks)
+            && self.tail.first() >= rules.sinks
+            && self.evicted <= len;
+        let mut next = None;
+        for &[start, tokens] in coded {
+            whole &= start >= rules.sinks && (1..=rules.block).contains(&tokens);
+            whole &= next.is_none_or(|next| next == start);
+            next = start.checked_add(tokens);
+        }
+        whole &= next.is_none_or(|next| next == self.tail.first());
+        whole &= self.runs.0.first().map_or(len == 0, |&(start, _)| start == 0);
+        whole &= self.runs.0.is_sorted_by(|a, b| a.0 < b.0);
+        whole &= self.runs.0.last().is_none_or(|&(start, _)| start < len);
+        if whole {
+            return Ok(());
+        }
+        let want = format!("sinks, coded blocks and raw rows that follow each other, {len} tokens");
+        let have = format!("coded blocks {coded:?} before token {}", self.tail.first());
+        Err(Error::range("saved rows", want, have))
+    }
+
+    /// Lets go of what exceeds the capacity.
+    pub(crate) fn evict(&mut self, rules: &Rules) {
+        let Some(capacity) = rules.capacity else { return };
+        let floor = self.len(rules).saturating_sub(capacity - rules.pinned);
+        if floor <= self.evicted.max(rules.pinned) {
+            return;
+        }
+        self.evicted = floor;
+        if rules.pinned == 0 {
+            self.sinks.fold_up_to(floor.min(rules.sinks));
+        }
+        self.coded.retain(|block| block.end() > floor);
+        // Rows are coded in whole steps from the first raw one on, which must stay at one.
+        let first = self.tail.first();
+        let steps = floor.saturating_sub(first) / rules.least;
+        if self.coded.is_empty() {
+            self.tail.fold_up_to(first + steps * rules.least);
+        }
+    }
+
+    /// The end of the rows that can be coded: of whole pages, or of `all` that are not recent.
+    pub(crate) fn codable(&self, rules: &Rules, all: bool) -> usize {
+        let first = self.tail.first();
+        let old = self.tail.end().saturating_sub(rules.recent).saturating_sub(first);
+        let unit = if all { rules.least } else { rules.page };
+        first + old / unit * unit
+    }
+
+    /// This track, a clone of the ledger's, with the rows before `end` coded, and what has to be coded. The rows are still to be
+    /// read from this track.
+    pub(crate) fn coded(
+        &self,
+        rules: &Rules,
+        end: usize,
+        make: &mut impl MakeCodes<C>,
+    ) -> Result<(Self, Vec<Fill>)> {
+        let mut track = self.clone();
+        let mut fills = Vec::new();
+        let mut token = self.tail.first();
+        while token < end {
+            let full = |block: &Coded<C>| {
+                block.end() != token
+                    || block.tokens == block.capacity
+                    || !block.tokens.is_multiple_of(rules.least)
+            };
+            if track.coded.last().is_none_or(full) {
+                let codes = Arc::new(make.make(rules.block)?);
+                track.coded.push(Coded { start: token, tokens: 0, capacity: rules.block, codes });
+            }
+            let index = track.coded.len() - 1;
+            let Some(block) = track.coded.last_mut() else { break };
+            if block.tokens > 0 && self.is_shared(index, block) {
+                block.codes = Arc::new(make.copy(&block.codes)?);
+            }
+            let count = (end - token).min(block.capacity - block.tokens);
+            fills.push(Fill { tokens: token..token + count, block: index, at: block.tokens });
+            block.tokens += count;
+            token += count;
+        }
+        track.tail.fold_up_to(end);
+        Ok((track, fills))
+    }
+
+    /// Whether another sequence holds the block too: beside the ledger's track, this one, which is a clone of it, and the one
+    /// that this becomes.
+    fn is_shared(&self, index: usize, block: &Coded<C>) -> bool {
+        let own = self.coded.get(index).is_some_and(|own| Arc::ptr_eq(&own.codes, &block.codes));
+        Arc::strong_count(&block.codes) > if own { 3 } else { 1 }
+    }
+
+    /// The raw rows behind the coded ones in blocks of their own, where too much of the blocks that hold them no longer counts
+    /// (`tight`: where anything does not), and what has to be copied.
+    pub(crate) fn compacted(
+        &self,
+        tight: bool,
+        make: &mut impl MakeBlock<B>,
+    ) -> Result<Option<Compacted<B>>> {
+        let live = self.tail.end() - self.tail.first();
+        let dead =
+            self.tail.blocks().first().map_or(0, |block| self.tail.first().saturating_sub(block.start));
+        let wasteful = dead > live + SLACK || tight && self.tail.capacity() > live.next_multiple_of(PAGE);
+        if !wasteful {
+            return Ok(None);
+        }
+        let (tail, writes) = Tail::starting(self.tail.first()).extended(live, make)?;
+        let mut moves = Vec::new();
+        for write in writes {
+            let start = self.tail.first() + write.from;
+            for piece in self.tail.pieces_of(start, start + write.count) {
+                moves.push(Move {
+                    from: Arc::clone(piece.rows),
+                    row: piece.at,
+                    start: piece.start,
+                    tokens: piece.tokens,
+                    at: write.at + piece.start - start,
+                });
+            }
+        }
+        Ok(Some((tail, moves)))
+    }
+
+    /// Gives up the tokens from `token` on.
+    ///
+    /// # Errors
+    /// [`Error::Range`] when there are not so many tokens, or those before are gone.
+    pub(crate) fn check_trim(&self, rules: &Rules, token: usize) -> Result<()> {
+        let len = self.len(rules);
+        let held = self.evicted <= rules.pinned || token >= self.evicted;
+        if token <= len && held {
+            return Ok(());
+        }
+        let first = if self.evicted <= rules.pinned { 0 } else { self.evicted };
+        Err(Error::range("tokens to keep", format!("{first} to {len}"), token))
+    }
+
+    /// Gives up the tokens from `token` on, as [`Self::check_trim`] allows.
+    pub(crate) fn trim(&mut self, rules: &Rules, token: usize) {
+        self.sinks.truncate(token, 0);
+        self.tail.truncate(token.max(rules.sinks), 0);
+        self.coded.retain(|block| block.start < token);
+        if let Some(block) = self.coded.last_mut() {
+            block.tokens = block.tokens.min(token - block.start);
+        }
+        self.runs.truncate(token);
+    }
+}
+
+/// Raw rows in new blocks, and what has to be copied to them.
+pub(crate) type Compacted<B> = (Tail<B>, Vec<Move<B>>);
+
+/// Raw rows that move to another block.
+#[derive(Debug)]
+pub(crate) struct Move<B> {
+    pub(crate) from: Arc<B>,
+    /// First row in the old block.
+    pub(crate) row: usize,
+    /// Its token.
+    pub(crate) start: usize,
+    pub(crate) tokens: usize,
+    /// First row in the new block, the one whose first token is `start - at`.
+    pub(crate) at: usize,
+}

@@ -1,0 +1,224 @@
+//! The cache on the device against the simplest one that keeps its promises.
+
+use kvfold::attention::AttendOptions;
+use kvfold::cache::{LayerShape, Step};
+use kvfold::capture::RopeLayout;
+use kvfold::qjl::cache::{CacheOptions, QjlCache};
+use kvfold::qjl::planes::Preset;
+use kvfold::rope::{Positions, Rope};
+use kvfold::{DType, Gpu, KvView, Shape, Tensor};
+
+use crate::cache_model::walk::{Batch, Setting, Subject, Walk};
+use crate::numbers::Random;
+use crate::rows::{download, upload};
+use crate::{Test, settings};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("qjl_cache_equals_the_simplest_cache", any_interleaving),
+    ("qjl_cache_takes_every_width_and_group", widths),
+    ("qjl_cache_attends_as_its_host_form", host_form),
+    ("qjl_cache_goes_on_bit_for_bit_when_loaded", resumes),
+];
+
+/// Codes at the border of a cell, and tables at that of an f16, may fall to either side on a device: a few numbers of a
+/// thousand are then a step apart. A row that is lost or misplaced is an error many times larger.
+const TOLERANCE: f64 = 0.02;
+
+struct Device<'a> {
+    gpu: &'a Gpu,
+    cache: QjlCache,
+}
+
+impl Subject for Device<'_> {
+    fn append(&mut self, layer: usize, batch: &Batch) -> kvfold::Result<()> {
+        let up = |tensor: &Tensor| upload(self.gpu, tensor);
+        let (keys, values) = (up(&batch.keys), up(&batch.values));
+        let queries = batch.queries.as_ref().map(up);
+        let mut step = Step::new(&keys, &values).counts(&batch.counts);
+        step.queries = queries.as_ref();
+        step.positions = batch.starts.as_deref().map(Positions::Start);
+        let cache = &mut self.cache;
+        self.gpu.submit(|encoder| cache.append(encoder, layer, &step))
+    }
+
+    fn attend(
+        &mut self,
+        layer: usize,
+        queries: &Tensor,
+        options: &AttendOptions,
+    ) -> kvfold::Result<Vec<f32>> {
+        let shape = Shape { dim: self.cache.layers()[layer].value_dim, ..queries.shape() };
+        let buffer = self.gpu.storage("output", shape.bytes(DType::F32).max(4) as u64)?;
+        let output = KvView::new(&buffer, DType::F32, shape);
+        let queries = upload(self.gpu, queries);
+        self.gpu.submit(|encoder| self.cache.attend(encoder, layer, &queries, options, &output))?;
+        Ok(download(self.gpu, &output).view().to_f32())
+    }
+
+    fn commit(&mut self, all: bool) -> kvfold::Result<()> {
+        let cache = &mut self.cache;
+        self.gpu.submit(|encoder| if all { cache.settle(encoder) } else { cache.commit(encoder) })
+    }
+
+    fn len(&self, sequence: usize) -> kvfold::Result<usize> {
+        self.cache.len(sequence)
+    }
+
+    fn evicted(&self, sequence: usize) -> kvfold::Result<usize> {
+        self.cache.evicted(sequence)
+    }
+
+    fn trim(&mut self, sequence: usize, tokens: usize) -> kvfold::Result<()> {
+        self.cache.trim(sequence, tokens)
+    }
+
+    fn fork(&mut self, sequence: usize) -> kvfold::Result<usize> {
+        self.cache.fork(sequence)
+    }
+
+    fn gather(&mut self, sources: &[u32]) -> kvfold::Result<()> {
+        self.cache.gather(sources)
+    }
+
+    fn add_sequence(&mut self) -> usize {
+        self.cache.add_sequence()
+    }
+
+    fn remove_sequence(&mut self, sequence: usize) -> kvfold::Result<()> {
+        self.cache.remove_sequence(sequence)
+    }
+
+    fn clear(&mut self, sequence: usize) -> kvfold::Result<()> {
+        self.cache.clear(sequence)
+    }
+
+    fn reserve(&mut self, tokens: usize) -> kvfold::Result<()> {
+        self.cache.reserve(tokens)
+    }
+
+    fn reload(&mut self) -> kvfold::Result<()> {
+        let read = self.gpu.submit(|encoder| self.cache.read_back(encoder))?;
+        let bytes = self.gpu.block_on(read.parse())?.to_bytes()?;
+        self.cache = QjlCache::load(self.gpu, &bytes)?;
+        let read = self.gpu.submit(|encoder| self.cache.read_back(encoder))?;
+        assert_eq!(self.gpu.block_on(read.parse())?.to_bytes()?, bytes, "a loaded cache is saved as it was");
+        Ok(())
+    }
+
+    fn bytes(&self) -> [u64; 2] {
+        [self.cache.bytes(), self.cache.payload_bytes()]
+    }
+}
+
+fn walk(gpu: &Gpu, setting: &mut Setting, seed: u64, acts: usize) -> kvfold::Result<()> {
+    setting.tolerance = TOLERANCE;
+    let cache = QjlCache::new(gpu, &setting.layers, setting.sequences, setting.options.clone())?;
+    let mut walk = Walk::new(setting, Device { gpu, cache }, seed);
+    (0..acts).for_each(|_| walk.act());
+    Ok(())
+}
+
+fn any_interleaving(gpu: &Gpu) -> kvfold::Result<()> {
+    for (index, setting) in settings::settings().iter_mut().enumerate() {
+        walk(gpu, setting, 900 + index as u64, 25)?;
+    }
+    Ok(())
+}
+
+fn widths(gpu: &Gpu) -> kvfold::Result<()> {
+    for (index, setting) in settings::widths().iter_mut().enumerate() {
+        walk(gpu, setting, index as u64, 8)?;
+    }
+    Ok(())
+}
+
+fn batch(random: &mut Random, layer: LayerShape, [sequences, tokens]: [usize; 2]) -> Batch {
+    let mut rows = |heads, dim| {
+        let shape = Shape::new(sequences, heads, tokens, dim).unwrap();
+        let numbers: Vec<f32> =
+            (0..shape.elements()).map(|i| (random.normal() + (i % 5) as f64 - 2.0) as f32).collect();
+        Tensor::from_f32(&numbers, layer.dtype, shape).unwrap()
+    };
+    let (keys, values) = (rows(layer.kv_heads, layer.key_dim), rows(layer.kv_heads, layer.value_dim));
+    let queries = Some(rows(2 * layer.kv_heads, layer.key_dim));
+    Batch { keys, values, queries, counts: vec![tokens as u32; sequences], starts: None }
+}
+
+fn queries(random: &mut Random, layer: LayerShape, sequences: usize) -> Tensor {
+    let shape = Shape::new(sequences, 2 * layer.kv_heads, 2, layer.key_dim).unwrap();
+    let numbers: Vec<f32> = (0..shape.elements()).map(|_| random.normal() as f32).collect();
+    Tensor::from_f32(&numbers, DType::F32, shape).unwrap()
+}
+
+/// Over 4,096 tokens in coded blocks and raw ones the device and the host say the same of the same codes.
+fn host_form(gpu: &Gpu) -> kvfold::Result<()> {
+    let layer = LayerShape::new(2, 64, DType::F16).value_dim(80);
+    let rope = Rope::from_theta(64, 64, 10_000.0, RopeLayout::HalfSplit)?;
+    let planes = |preset: Preset| CacheOptions::from(preset).rope(rope.clone());
+    for options in [planes(Preset::Balanced), planes(Preset::Extreme), CacheOptions::qjl_orth()] {
+        let mut random = Random(5);
+        let mut device = Device { gpu, cache: QjlCache::new(gpu, &[layer], 2, options)? };
+        for (tokens, from) in [(1500, None), (2596, Some(vec![9000, 1]))] {
+            let mut batch = batch(&mut random, layer, [2, tokens]);
+            batch.starts = from;
+            device.append(0, &batch)?;
+            device.commit(false)?;
+        }
+        let read = gpu.submit(|encoder| device.cache.read_back(encoder))?;
+        let host = gpu.block_on(read.parse())?;
+        let queries = queries(&mut random, layer, 2);
+        for options in [AttendOptions::default().causal(true), AttendOptions::default().window(2000)] {
+            let had = device.attend(0, &queries, &options)?;
+            let want = host.attend(0, &queries.view(), &options)?;
+            let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>();
+            let error = squares(&mut had.iter().zip(&want).map(|(a, b)| a - b));
+            let error = (error / squares(&mut want.iter().copied())).sqrt();
+            assert!(error <= 1e-5, "{error}");
+        }
+        let raw = device.cache.raw_bytes();
+        device.commit(true)?;
+        assert_eq!(device.cache.payload_bytes(), {
+            let read = gpu.submit(|encoder| device.cache.read_back(encoder))?;
+            gpu.block_on(read.parse())?.payload_bytes()
+        });
+        assert!(device.cache.bytes() < raw / 2, "{} of {raw}", device.cache.bytes());
+        assert!(device.cache.to_string().starts_with("QjlCache of 1 layers, 2 sequences of 4096, 4096"));
+    }
+    Ok(())
+}
+
+/// Every number is the same whether the cache was saved and loaded half-way or not.
+fn resumes(gpu: &Gpu) -> kvfold::Result<()> {
+    let layer = LayerShape::new(2, 48, DType::F16);
+    let rope = Rope::from_theta(48, 32, 10_000.0, RopeLayout::Interleaved)?;
+    let planes = |preset: Preset| CacheOptions::from(preset).rope(rope.clone());
+    for options in [planes(Preset::Balanced).capacity(300), planes(Preset::Compact), CacheOptions::qjl_orth()]
+    {
+        // Before there are tables, and after.
+        for first in [60, 250] {
+            let mut random = Random(6);
+            let mut device = Device { gpu, cache: QjlCache::new(gpu, &[layer], 2, options.clone())? };
+            device.append(0, &batch(&mut random, layer, [2, first]))?;
+            device.commit(false)?;
+            let read = gpu.submit(|encoder| device.cache.read_back(encoder))?;
+            let bytes = gpu.block_on(read.parse())?.to_bytes()?;
+            let mut loaded = Device { gpu, cache: QjlCache::load(gpu, &bytes)? };
+            for _ in 0..4 {
+                let batch = batch(&mut random, layer, [2, 40]);
+                let queries = queries(&mut random, layer, 2);
+                let mut outputs = Vec::new();
+                for cache in [&mut device, &mut loaded] {
+                    cache.append(0, &batch)?;
+                    outputs.push(cache.attend(0, &queries, &AttendOptions::default())?);
+                    cache.commit(false)?;
+                    let read = gpu.submit(|encoder| cache.cache.read_back(encoder))?;
+                    let bytes = gpu.block_on(read.parse())?.to_bytes()?;
+                    outputs.push(bytes.into_iter().map(f32::from).collect());
+                }
+                assert_eq!(outputs[0], outputs[2], "attention");
+                assert!(outputs[1] == outputs[3], "what is saved");
+            }
+        }
+    }
+    Ok(())
+}
