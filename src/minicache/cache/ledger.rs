@@ -29,6 +29,7 @@ pub(crate) struct FoldRange {
     pub(crate) tokens: usize,
 }
 
+#[cfg(feature = "gpu")]
 impl FoldRange {
     /// One past its last token.
     pub(crate) fn end(&self) -> usize {
@@ -277,6 +278,7 @@ impl<S: Backing> Ledger<S> {
     }
 
     /// Notes that a range is on its way to be folded.
+    #[cfg(feature = "gpu")]
     pub(crate) fn plan_fold(&mut self, range: &FoldRange) {
         if let Some(state) = self.state_mut(range) {
             state.planned = state.planned.max(range.end());
@@ -313,7 +315,8 @@ impl<S: Backing> Ledger<S> {
         }
     }
 
-    pub(crate) fn state_mut(&mut self, range: &FoldRange) -> Option<&mut GroupState<S>> {
+    #[cfg(feature = "gpu")]
+    fn state_mut(&mut self, range: &FoldRange) -> Option<&mut GroupState<S>> {
         self.sequences.get_mut(range.sequence)?.groups.get_mut(range.group)
     }
 }

@@ -13,8 +13,12 @@ pub use report::{CacheReport, LayerReport, OriginalAccounting};
 
 pub(crate) use host::{Host, HostBlock, HostBlocks};
 pub(crate) use ledger::{FoldRange, Ledger};
-pub(crate) use sequence::{Backing, Decided, Held, Sequence};
-pub(crate) use verdict::{CAUSE_WORDS, Verdict};
+#[cfg(feature = "gpu")]
+pub(crate) use sequence::Backing;
+pub(crate) use sequence::{Decided, Held, Sequence};
+#[cfg(feature = "gpu")]
+pub(crate) use verdict::CAUSE_WORDS;
+pub(crate) use verdict::Verdict;
 
 use serde::{Deserialize, Serialize};
 
