@@ -27,4 +27,4 @@ pub use cut::{Cut, order_key};
 pub use folded::{Folded, Layer, Layout, MAX_GROUP, PAGE, Page, Sections, Totals};
 #[cfg(feature = "gpu")]
 pub use gpu_cache::MiniCache;
-pub use plan::{LayerRole, Role, pair_layers_depth};
+pub use plan::{LayerRole, MeasuredPair, MeasuredPlan, Role, pair_layers_depth, pair_layers_measured};

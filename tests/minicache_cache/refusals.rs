@@ -1,6 +1,6 @@
 //! What a cache refuses, before anything is changed.
 
-use kvfold::attention::AttendOptions;
+use kvfold::attention::{AttendOptions, exact};
 use kvfold::cache::{LayerShape, Step};
 use kvfold::minicache::{
     CacheOptions, CpuMiniCache, LayerRole, MergeOptions, Mode, Retention, Role, pair_layers_depth,
@@ -129,4 +129,30 @@ fn ragged_sequences_attend_as_their_rows() {
     assert_eq!(&out[560..640], &only, "a single row has all the weight");
     assert!(out[1120..].iter().all(|x| x.is_finite() && *x != 0.0));
     assert!(matches!(cache.attend(1, &rows(1).view(), &AttendOptions::default()), Err(Error::Shape { .. })));
+}
+
+/// A context of 70,000 tokens: runs of 2,048 tokens, each in a store of its own.
+#[test]
+fn long_contexts_attend_as_their_rows() {
+    let tokens = 70_000;
+    let shape = LayerShape::new(1, 4, DType::F16);
+    let plan = pair_layers_depth(2, 0.0, 2).unwrap();
+    let mut cache = CpuMiniCache::new(vec![shape; 2], plan, CacheOptions::default()).unwrap();
+    cache.add_sequence();
+    let layers = similar_layers(4, 2, Shape::new(1, 1, tokens, 4).unwrap(), 0.97);
+    for (layer, rows) in layers.iter().enumerate() {
+        cache.append(layer, &Step::new(&rows.view(), &rows.view())).unwrap();
+    }
+    cache.settle().unwrap();
+    assert_eq!(cache.report().layers[1].folded, tokens / 32 * 32);
+    let numbers: Vec<f32> = Random(3).normals(4).iter().map(|&x| x as f32).collect();
+    let queries = Tensor::from_f32(&numbers, DType::F16, Shape::new(1, 1, 1, 4).unwrap()).unwrap();
+    let options = AttendOptions::default();
+    let out = cache.attend(1, &queries.view(), &options).unwrap();
+    let [keys, values] = cache.restore(1).unwrap();
+    let want = exact(&queries.view(), &keys.view(), &values.view(), None, &options).unwrap();
+    for (x, y) in out.iter().zip(&want) {
+        // Merged rows are read unrounded, by up to an ulp of f16 of numbers about 1.
+        assert!((x - y).abs() < 2f32.powi(-10), "{x} {y}");
+    }
 }
