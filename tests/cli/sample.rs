@@ -41,6 +41,22 @@ fn neighbouring_layers_hardly_resemble_each_other() {
 }
 
 #[test]
+fn a_rotation_brings_keys_before_rope_together() {
+    let report = json(&["--align"]);
+    let pairs = report["alignment"].as_array().unwrap();
+    assert_eq!(pairs.len(), 29);
+    let mean = |part: &str, figure: &str| {
+        let figures = pairs.iter().map(|pair| pair[part][figure].as_f64().unwrap());
+        figures.sum::<f64>() / pairs.len() as f64
+    };
+    assert_eq!((&pairs[0]["keys"]["fitted"], &pairs[0]["keys"]["judged"]), (&64.into(), &64.into()));
+    assert!(mean("keys_pre_rope", "raw").abs() < 0.1);
+    // 64 tokens determine a head's rotation of 64 channels but barely; long captures reach 0.94 for whole tokens.
+    assert!(mean("keys_pre_rope", "head") > 0.6, "{}", mean("keys_pre_rope", "head"));
+    assert!(mean("keys_pre_rope", "head") > mean("values", "head"));
+}
+
+#[test]
 fn nothing_merges_and_the_report_says_so() {
     let report = sample_report();
     let totals = &report["totals"];
