@@ -110,6 +110,17 @@ fn weight_of(unit: u32) -> f32 {
     return key_energy[channel] * query_energy[channel];
 }
 
+// The f16 next to a number, by its bits: a driver may take what is packed and unpacked again for the number itself, and then a
+// saved mean would not be the one that keys were coded with.
+fn kept_as_half(number: f32) -> f32 {
+    let x = clamp(number, -65504.0, 65504.0);
+    if (abs(x) < 6.1035156e-5) {
+        return round(x * 16777216.0) / 16777216.0;
+    }
+    let bits = bitcast<u32>(x);
+    return bitcast<f32>((bits + 0xfffu + ((bits >> 13u) & 1u)) & 0xffffe000u);
+}
+
 // Where a channel stands among those of falling weight, ties in their own order.
 fn place_of(channel: u32) -> u32 {
     let turns = channel < ROTARY;
@@ -166,9 +177,7 @@ fn calibrate(place: Place, id: Invocation) {
         let sigma = select(1.0, clamp(exp(EXPONENT * log_ratio), 0.0625, 16.0), queries > 0.0);
         var at = Channel(i, PAIRS - 1u, 0.0, 0.0, sigma);
         if (CENTRING == PRE_ROPE) {
-            // Kept as f16.
-            let both = clamp(vec2<f32>(means[i], means[partner(i)]), vec2<f32>(-65504.0), vec2<f32>(65504.0));
-            let kept = unpack2x16float(pack2x16float(both));
+            let kept = vec2<f32>(kept_as_half(means[i]), kept_as_half(means[partner(i)]));
             at.mean = kept.x;
             if (TURNS && i < ROTARY) {
                 at.pair = pair_of(i);

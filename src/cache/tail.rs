@@ -295,13 +295,14 @@ mod tests {
     #[test]
     fn a_shared_block_is_copied_before_it_is_written() {
         let mut made = Made::default();
-        let (first, _) = Tail::default().extended(2, &mut made).unwrap();
+        let (first, writes) = Tail::default().extended(2, &mut made).unwrap();
+        drop(writes);
         let fork = first.clone();
-        let (first, _) = first.extended(1, &mut made).unwrap();
+        let (longer, _) = first.extended(1, &mut made).unwrap();
         assert_eq!(made.copied, 1);
-        drop(first);
-        let (_, _) = fork.extended(1, &mut made).unwrap();
-        assert_eq!(made.copied, 1, "the other tail is gone");
+        drop((first, longer));
+        fork.extended(1, &mut made).unwrap();
+        assert_eq!(made.copied, 1, "the other tails are gone");
     }
 
     #[test]

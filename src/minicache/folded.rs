@@ -387,6 +387,6 @@ mod tests {
     fn a_pair_too_large_for_32_bit_indices_is_a_limit() {
         let shape = Shape::new(1, 1, 1 << 26, 64).unwrap();
         let error = Layout::new((shape, DType::F16), (shape, DType::F16), Mode::Shared).unwrap_err();
-        assert!(matches!(error, Error::Limit { need: 10_810_818_560, .. }), "{error}");
+        assert!(matches!(error, Error::Limit { need: 10_877_927_424, .. }), "{error}");
     }
 }

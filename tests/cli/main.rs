@@ -87,7 +87,7 @@ fn adapters_are_listed_or_their_absence_is_said() {
     for adapter in &adapters {
         let name = adapter["adapter"].as_str().unwrap();
         assert!(text.out.contains(name), "{}", text.out);
-        assert!(adapter["software"].is_boolean() && adapter["f16"].is_boolean(), "{adapter}");
+        assert!(adapter["software"].is_boolean(), "{adapter}");
         assert!(adapter["max_buffer_size"].as_u64().unwrap() > 0, "{adapter}");
     }
     assert_eq!(adapters.is_empty(), text.out.starts_with("no adapters"), "{}", text.out);
