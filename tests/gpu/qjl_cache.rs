@@ -51,7 +51,7 @@ impl Subject for Device<'_> {
         let buffer = self.gpu.storage("output", shape.bytes(DType::F32).max(4) as u64)?;
         let output = KvView::new(&buffer, DType::F32, shape);
         let queries = upload(self.gpu, queries);
-        self.gpu.submit(|encoder| self.cache.attend(encoder, layer, &queries, options, &output))?;
+        self.gpu.submit(|encoder| self.cache.attend(encoder, layer, &queries, &output, options))?;
         Ok(download(self.gpu, &output).view().to_f32())
     }
 

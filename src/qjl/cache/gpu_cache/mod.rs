@@ -288,8 +288,8 @@ impl QjlCache {
         encoder: &mut wgpu::CommandEncoder,
         layer: usize,
         queries: &KvView,
-        options: &AttendOptions<'_>,
         output: &KvView,
+        options: &AttendOptions<'_>,
     ) -> Result<()> {
         attend::attend(self, encoder, layer, queries, options, output)
     }
