@@ -1,7 +1,9 @@
 //! Blocks of raw keys and values on the host: the twin of `gpu/block.rs`.
 
+use std::sync::Arc;
+
 use super::LayerShape;
-use super::tail::{Block, MakeBlock};
+use super::tail::{Block, MakeBlock, Tail};
 use crate::error::Result;
 use crate::tensor::{Shape, Strides, TensorView, checked_bytes};
 
@@ -79,9 +81,44 @@ impl HostBlock {
         }
     }
 
+    /// A row of keys (0) or values (1); empty where there is none.
+    pub(crate) fn row(&self, part: usize, head: usize, row: usize) -> &[u8] {
+        let [key_dim, value_dim] = self.shape.dims();
+        let width = if part == 0 { key_dim } else { value_dim } * self.shape.dtype.size();
+        let start = (head * self.capacity + row) * width;
+        self.rows.get(part).and_then(|rows| rows.get(start..start + width)).unwrap_or_default()
+    }
+
+    /// The shape of its layer, and the tokens it has room for.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn sizes(&self) -> (LayerShape, usize) {
+        (self.shape, self.capacity)
+    }
+
     /// Bytes of all rows.
     pub(crate) fn bytes(&self) -> u64 {
         self.rows.iter().map(|rows| rows.len() as u64).sum()
+    }
+}
+
+impl Tail<HostBlock> {
+    /// Copies `tokens` tokens of one sequence of a step, from its token `from` on, into the blocks that hold the tail's from
+    /// `start` on. A block that another tail shares becomes this one's own.
+    pub(crate) fn put(
+        &mut self,
+        start: usize,
+        step: [&TensorView<'_>; 2],
+        sequence: usize,
+        from: usize,
+        tokens: usize,
+    ) {
+        for block in self.blocks_mut() {
+            let (first, end) = (start.max(block.start), (start + tokens).min(block.start + block.capacity));
+            if first < end {
+                let (at, from) = (first - block.start, from + first - start);
+                Arc::make_mut(&mut block.rows).write(step, sequence, from, at, end - first);
+            }
+        }
     }
 }
 

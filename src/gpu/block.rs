@@ -6,6 +6,7 @@ use super::{
     Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, ReadBack, Recording, Variant, ViewUse,
 };
 use crate::cache::LayerShape;
+use crate::cache::host::HostBlock;
 use crate::cache::tail::{Block, MakeBlock, Write};
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Strides, checked_bytes};
@@ -63,32 +64,10 @@ impl RawBlock {
         [(&self.keys, self.shape.key_dim), (&self.values, self.shape.value_dim)].map(view)
     }
 
-    /// A block that holds these rows, keys and values `[kv_heads, capacity, dim]`.
-    pub(crate) fn of_rows(
-        gpu: &Gpu,
-        shape: LayerShape,
-        capacity: usize,
-        parts: [Vec<u8>; 2],
-    ) -> Result<Self> {
-        let padded = |rows: &[u8], dim: usize| -> Vec<u8> {
-            let (width, pitch) = (dim * shape.dtype.size(), pitch(dim, shape.dtype) * shape.dtype.size());
-            let pad = vec![0; pitch - width];
-            rows.chunks(width).flat_map(|row| row.iter().chain(&pad)).copied().collect()
-        };
-        let [keys, values] = &parts;
-        let (keys, values) = (padded(keys, shape.key_dim), padded(values, shape.value_dim));
-        Self::upload(gpu, shape, capacity, [&keys, &values])
-    }
-
-    /// The shape of its layer, the tokens it has room for, and the rows in the bytes of both buffers.
-    pub(crate) fn unpadded(&self, bytes: &[u8]) -> (LayerShape, usize, [Vec<u8>; 2]) {
+    /// The rows in the bytes of both buffers.
+    pub(crate) fn on_host(&self, bytes: &[u8]) -> Result<HostBlock> {
         let (keys, values) = bytes.split_at((self.keys.size() as usize).min(bytes.len()));
-        let rows = |bytes: &[u8], dim: usize| -> Vec<u8> {
-            let (width, pitch) =
-                (dim * self.shape.dtype.size(), pitch(dim, self.shape.dtype) * self.shape.dtype.size());
-            bytes.chunks(pitch).flat_map(|row| row.iter().take(width)).copied().collect()
-        };
-        (self.shape, self.capacity, [rows(keys, self.shape.key_dim), rows(values, self.shape.value_dim)])
+        HostBlock::padded(self.shape, self.capacity, [keys, values])
     }
 
     /// The buffers of keys and values.

@@ -5,15 +5,15 @@ mod rows;
 use std::sync::Arc;
 
 use super::cache::{
-    CacheOptions, CacheReport, Decided, FoldRange, Host, HostBlock, HostBlocks, Ledger, OriginalAccounting,
-    Verdict,
+    CacheOptions, CacheReport, Decided, FoldRange, Host, Ledger, OriginalAccounting, Verdict,
 };
 use super::config::Mode;
 use super::cpu::{self, Probe, join, retain_in, threshold};
 use super::cut::{Cut, Frame};
-use super::folded::Layer;
+use super::folded::{Layer, PAGE};
 use super::plan::LayerRole;
 use crate::attention::{AttendOptions, Geometry, attend_rows};
+use crate::cache::host::HostBlocks;
 use crate::cache::{LayerShape, Step};
 use crate::error::Result;
 use crate::tensor::{Shape, Tensor, TensorView};
@@ -21,6 +21,13 @@ use rows::LayerRows;
 
 /// The most tokens of one folded run.
 const RUN_TOKENS: usize = 2048;
+/// Tokens of the smallest block.
+const MIN_BLOCK: usize = 128;
+
+/// Makes blocks for one layer.
+const fn blocks(shape: LayerShape) -> HostBlocks {
+    HostBlocks { shape, least: MIN_BLOCK, unit: PAGE }
+}
 
 /// A MiniCache on the CPU: all layers of a model, any number of sequences.
 ///
@@ -149,7 +156,7 @@ impl CpuMiniCache {
     /// room does not fit the address space.
     pub fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<()> {
         let tails = self.ledger.sequence(sequence)?.tails.iter().zip(&self.ledger.layers);
-        let tails = tails.map(|(tail, &shape)| tail.reserved(tokens, &mut HostBlocks { shape }));
+        let tails = tails.map(|(tail, &shape)| tail.reserved(tokens, &mut blocks(shape)));
         let tails = tails.collect::<Result<_>>()?;
         self.ledger.reserve(sequence, tails)
     }
@@ -162,12 +169,17 @@ impl CpuMiniCache {
     /// [fixed](CacheOptions::fixed) cache has no room. Nothing is changed then.
     pub fn append(&mut self, layer: usize, step: &Step<'_, TensorView<'_>>) -> Result<()> {
         let shape = self.ledger.shape(layer)?;
-        let extended = self.ledger.extend(layer, step, &mut HostBlocks { shape })?;
-        for (sequence, write) in &extended.writes {
-            write.rows.put(*sequence, write, step);
-        }
+        let extended = self.ledger.extend(layer, step, &mut blocks(shape))?;
         let starts = self.ledger.lengths(layer);
+        let writes = extended.writes.into_iter().map(|(sequence, write)| [sequence, write.from, write.count]);
+        let writes: Vec<[usize; 3]> = writes.collect();
         self.ledger.take(layer, extended.tails);
+        for [sequence, from, count] in writes {
+            let start = starts.get(sequence).copied().unwrap_or_default() + from;
+            if let Some(tail) = self.ledger.sequence_mut(sequence)?.tails.get_mut(layer) {
+                tail.put(start, [step.keys, step.values], sequence, from, count);
+            }
+        }
         if self.ledger.options.merge.mode == Mode::Compat {
             self.rebuild(layer, &starts)?;
         }
@@ -198,9 +210,8 @@ impl CpuMiniCache {
             }
             let (Ok(verdicts), [keys, values]) = (verdicts.try_into(), rebuilt.as_slice()) else { continue };
             let sequence = self.ledger.sequence_mut(index)?;
-            let Some(tail) = sequence.tails.get(layer) else { continue };
-            for piece in tail.pieces_of(start, end) {
-                piece.rows.replace(piece.at, [keys, values], piece.start - start, piece.tokens);
+            if let Some(tail) = sequence.tails.get_mut(layer) {
+                tail.put(start, [&keys.view(), &values.view()], 0, 0, end - start);
             }
             if let Some(decided) = sequence.decided.get_mut(layer) {
                 decided.push(Decided { start, tokens: end - start, verdicts });
@@ -292,9 +303,9 @@ impl CpuMiniCache {
         let before = state.and_then(|state| state.joins(range.start, RUN_TOKENS));
         let (mut folds, mut verdicts) = (Vec::new(), Vec::new());
         for part in 0..2 {
-            let rows = |&(block, at): &(&Arc<HostBlock>, usize)| block.tensor(part, at, range.tokens);
-            let members: Vec<Tensor> = blocks.iter().map(rows).collect::<Result<_>>()?;
-            let members: Vec<TensorView<'_>> = members.iter().map(Tensor::view).collect();
+            let both = blocks.iter().map(|(block, at)| block.views(*at, range.tokens));
+            let members: Vec<[TensorView<'_>; 2]> = both.collect::<Result<_>>()?;
+            let members: Vec<_> = members.into_iter().filter_map(|both| both.into_iter().nth(part)).collect();
             let probe = Probe::of(&members, &options)?;
             let frozen = state.and_then(|state| state.cuts.as_ref()?.get(part).map(|cut| vec![**cut]));
             let cuts = frozen.unwrap_or_else(|| threshold(&probe.rows, &probe.layout, &options));

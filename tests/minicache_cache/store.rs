@@ -25,11 +25,11 @@ fn append(cache: &mut CpuMiniCache, layers: &[Tensor], from: usize, to: usize) {
     cache.commit().unwrap();
 }
 
-fn cut(rows: &Tensor, from: usize, to: usize) -> Tensor {
-    let shape = Shape { tokens: to - from, ..rows.shape() };
+fn cut(whole: &Tensor, from: usize, to: usize) -> Tensor {
+    let shape = Shape { tokens: to - from, ..whole.shape() };
     let rows: Vec<u8> =
-        shape.iter_rows().flat_map(|(b, h, t)| rows.view().row_bytes(b, h, from + t).to_vec()).collect();
-    Tensor::new(rows, DType::F16, shape).unwrap()
+        shape.iter_rows().flat_map(|(b, h, t)| whole.view().row_bytes(b, h, from + t).to_vec()).collect();
+    Tensor::new(rows, whole.dtype(), shape).unwrap()
 }
 
 #[test]
@@ -63,6 +63,40 @@ fn similar_layers_take_half_the_bytes_and_err_as_the_arc_says() {
 
     cache.clear(0).unwrap();
     assert_eq!((cache.bytes(), cache.payload_bytes()), (0, 0));
+}
+
+/// A real model: nothing merges, so the cache keeps every row bit for bit, and costs its page tables alone.
+#[test]
+fn a_real_model_is_kept_raw_at_next_to_no_cost() {
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/web/samples/smollm2_prose_s128.safetensors");
+    let capture = kvfold::Capture::open(sample).unwrap();
+    let layers: Vec<LayerShape> = capture
+        .layers
+        .iter()
+        .map(|layer| LayerShape::new(layer.kv_heads(), layer.key_dim(), layer.values.dtype()))
+        .collect();
+    let plan = pair_layers_depth(layers.len(), 0.5, 2).unwrap();
+    let mut cache = CpuMiniCache::new(layers, plan, CacheOptions::default()).unwrap();
+    cache.add_sequence();
+    for from in (0..128).step_by(16) {
+        for (index, layer) in capture.layers.iter().enumerate() {
+            let [keys, values] =
+                [capture.keys(index).unwrap(), &layer.values].map(|t| cut(t, from, from + 16));
+            cache.append(index, &Step::new(&keys.view(), &values.view())).unwrap();
+        }
+        cache.commit().unwrap();
+    }
+    cache.settle().unwrap();
+    let report = cache.report();
+    let folded = &report.layers[28];
+    assert_eq!((folded.folded, folded.keys.merged, folded.values.merged), (128, 0, 0));
+    assert_eq!((folded.keys.sink, folded.keys.rule), (4 * 3, 124 * 3));
+    let ratio = report.raw_bytes as f64 / report.bytes as f64;
+    assert!((0.998..1.0).contains(&ratio), "{ratio}");
+    for (index, layer) in capture.layers.iter().enumerate() {
+        let [keys, values] = cache.restore(index).unwrap();
+        assert_eq!((&keys, &values), (capture.keys(index).unwrap(), &layer.values), "layer {index}");
+    }
 }
 
 /// The tensors of a saved cache by name.

@@ -10,19 +10,20 @@ use serde::{Deserialize, Serialize};
 use super::super::cut::Cut;
 use super::super::folded::{Folded, Layout, PAGE};
 use super::super::plan::LayerRole;
-use super::host::{Host, HostBlock};
+use super::host::Host;
 use super::ledger::Ledger;
 use super::sequence::{Decided, GroupState, Run};
 use super::verdict::{CAUSE_WORDS, Verdict};
 use super::{CacheOptions, Sequence};
 use crate::cache::LayerShape;
+use crate::cache::host::HostBlock;
 use crate::cache::tail::{Block, Tail};
 use crate::container::{self, to_file_dtype};
 use crate::error::{Error, Result};
 use crate::store::file::DIGEST;
 use crate::store::pairs;
 use crate::store::tensors::{Reader, Tensors, check_version, digest, required, word_bytes};
-use crate::tensor::{Shape, Tensor};
+use crate::tensor::{Shape, TensorView};
 
 /// The metadata key of the version.
 const VERSION_KEY: &str = "kvfold.minicache";
@@ -223,14 +224,11 @@ fn put_raw(
     name: impl Fn(&str) -> String,
 ) -> Result<()> {
     for ((part, text), dim) in PARTS.into_iter().zip(shape.dims()) {
-        let pieces = tail.pieces().map(|piece| piece.rows.tensor(part, piece.at, piece.tokens));
-        let pieces: Vec<Tensor> = pieces.collect::<Result<_>>()?;
         let mut bytes = Vec::new();
         for head in 0..shape.kv_heads {
-            for piece in &pieces {
-                let view = piece.view();
-                (0..piece.shape().tokens)
-                    .for_each(|token| bytes.extend_from_slice(view.row_bytes(0, head, token)));
+            for piece in tail.pieces() {
+                let rows = piece.at..piece.at + piece.tokens;
+                rows.for_each(|row| bytes.extend_from_slice(piece.rows.row(part, head, row)));
             }
         }
         let tokens = tail.end() - tail.first();
@@ -300,17 +298,16 @@ fn read_tail(
         Ok(Block { start, capacity, rows: Arc::new(HostBlock::new(*shape, capacity)?) })
     });
     let blocks: Vec<Block<HostBlock>> = blocks.collect::<Result<_>>()?;
-    let tail = Tail::from_blocks(blocks, head.first, head.end).ok_or_else(|| {
+    let mut tail = Tail::from_blocks(blocks, head.first, head.end).ok_or_else(|| {
         wrong(format!("blocks that hold the raw rows of {what}"), format!("{:?}", head.blocks))
     })?;
     let tokens = head.end - head.first;
-    for ((part, text), dim) in PARTS.into_iter().zip(shape.dims()) {
+    let mut read = |text: &str, dim: usize| {
         let bytes = reader.read(&name(text), to_file_dtype(shape.dtype), &[shape.kv_heads, tokens, dim])?;
-        let rows = Tensor::new(bytes.to_vec(), shape.dtype, Shape::new(1, shape.kv_heads, tokens, dim)?)?;
-        for piece in tail.pieces() {
-            piece.rows.replace_part(part, piece.at, &rows, piece.start - head.first, piece.tokens);
-        }
-    }
+        TensorView::new(bytes, shape.dtype, Shape::new(1, shape.kv_heads, tokens, dim)?)
+    };
+    let (keys, values) = (read("key", shape.key_dim)?, read("value", shape.value_dim)?);
+    tail.put(head.first, [&keys, &values], 0, 0, tokens);
     Ok(tail)
 }
 

@@ -11,7 +11,7 @@ mod verdict;
 
 pub use report::{CacheReport, LayerReport, OriginalAccounting};
 
-pub(crate) use host::{Host, HostBlock, HostBlocks};
+pub(crate) use host::Host;
 pub(crate) use ledger::{FoldRange, Ledger};
 #[cfg(feature = "gpu")]
 pub(crate) use sequence::Backing;

@@ -42,7 +42,7 @@ impl<'a> LayerRows<'a> {
     fn bytes(&self, sequence: usize, head: usize, token: usize, bytes: &mut Vec<u8>) {
         match self.find(sequence, token) {
             Some((Held::Raw(block, at), row)) => {
-                block.with_row(self.part, head, at + row, |row| bytes.extend_from_slice(row));
+                bytes.extend_from_slice(block.row(self.part, head, at + row));
             }
             Some((Held::Folded(run, member), row)) => {
                 if let Some(fold) = run.folds.get(self.part) {
@@ -83,8 +83,7 @@ impl Rows for LayerRows<'_> {
     fn read(&self, batch: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32> {
         match self.find(batch, token)? {
             (Held::Raw(block, at), index) => {
-                let dtype = self.shape.dtype;
-                block.with_row(self.part, head, at + index, |bytes| decode(bytes, dtype, row));
+                decode(block.row(self.part, head, at + index), self.shape.dtype, row);
                 if row.iter().all(|x| x.is_finite()) {
                     return Some(1.0);
                 }

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::super::cache::{Host, HostBlock, Ledger};
+use super::super::cache::{Host, Ledger};
 use super::super::cut::Cut;
 use super::super::folded::Folded;
 use super::super::gpu::FoldedBuffers;
 use super::folds::{Device, DeviceFold};
 use super::{MiniCache, RUN_TOKENS};
+use crate::cache::host::HostBlock;
 use crate::error::{Error, Result};
 use crate::gpu::block::RawBlock;
 use crate::gpu::{Gpu, ReadBack, words};
@@ -64,7 +65,8 @@ impl MiniCache {
         let mut cache = Self::new(gpu, host.layers.clone(), host.plan.clone(), host.options.clone())?;
         let block = |block: &Arc<HostBlock>| {
             let (shape, capacity) = block.sizes();
-            Ok(Arc::new(RawBlock::of_rows(gpu, shape, capacity, block.bytes_of_parts())?))
+            let [keys, values] = block.padded_bytes();
+            Ok(Arc::new(RawBlock::upload(gpu, shape, capacity, [&keys, &values])?))
         };
         let fold = |fold: &Arc<Folded>| {
             let words = fold.to_words();
@@ -98,8 +100,7 @@ impl MiniCache {
         let mut bytes = bytes.into_iter();
         let mut come = Come::default();
         for (block, bytes) in blocks.iter().zip(bytes.by_ref()) {
-            let (shape, capacity, parts) = block.unpadded(&bytes);
-            come.blocks.insert(Arc::as_ptr(block), Arc::new(HostBlock::of(shape, capacity, parts)));
+            come.blocks.insert(Arc::as_ptr(block), Arc::new(block.on_host(&bytes)?));
         }
         for (fold, bytes) in folds.iter().zip(bytes.by_ref()) {
             let FoldedBuffers { layout, totals, .. } = fold.buffers;

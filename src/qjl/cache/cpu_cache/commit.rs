@@ -67,13 +67,8 @@ pub(super) fn commit(cache: &mut CpuQjlCache, all: bool) -> Result<()> {
         if let Some((tail, moves)) = moved {
             held.tail = tail;
             for part in moves {
-                let own = held.tail.blocks_mut().iter_mut().find(|block| block.start + part.at == part.start);
-                let views = part.from.views(part.row, part.tokens);
-                if let Some((rows, [keys, values])) =
-                    own.and_then(|block| Arc::get_mut(&mut block.rows)).zip(views.ok())
-                {
-                    rows.write([&keys, &values], 0, 0, part.at, part.tokens);
-                }
+                let [keys, values] = part.from.views(part.row, part.tokens)?;
+                held.tail.put(part.start, [&keys, &values], 0, 0, part.tokens);
             }
         }
     }

@@ -205,16 +205,12 @@ impl CpuQjlCache {
             if learns {
                 learn(&mut held.extra, &rules, step, sequence, shape.kv_heads, len, positions.len());
             }
-            let [to_sinks, to_tail] = writes;
-            let places = |writes: Vec<crate::cache::tail::Write<HostBlock>>| -> Vec<[usize; 3]> {
-                writes.into_iter().map(|write| [write.at, write.from, write.count]).collect()
-            };
-            for (tail, places) in [(&mut held.sinks, places(to_sinks)), (&mut held.tail, places(to_tail))] {
-                for [at, from, count] in places {
-                    let own = tail.blocks_mut().iter_mut().find(|block| block.start + at == len + from);
-                    if let Some(rows) = own.and_then(|block| Arc::get_mut(&mut block.rows)) {
-                        rows.write([step.keys, step.values], sequence, from, at, count);
-                    }
+            let places = writes.map(|writes| -> Vec<[usize; 2]> {
+                writes.into_iter().map(|write| [write.from, write.count]).collect()
+            });
+            for (tail, places) in [&mut held.sinks, &mut held.tail].into_iter().zip(places) {
+                for [from, count] in places {
+                    tail.put(len + from, [step.keys, step.values], sequence, from, count);
                 }
             }
         }
