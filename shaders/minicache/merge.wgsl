@@ -125,10 +125,7 @@ fn merge(place: Place, id: Invocation) {
     }
     let page = pages[page_index];
     if (row == 0u && pair == 0u) {
-        let entry = params.sections.pages + 3u * page_index;
-        put(entry, page.slots);
-        put(entry + 1u, page.side);
-        put(entry + 2u, page.retained);
+        put_page(page_index, page);
     }
     let head = page_index / params.pages_per_head;
     let rows_in_page = min(PAGE, params.tokens - first_token);

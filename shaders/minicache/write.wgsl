@@ -8,6 +8,13 @@ fn put(at: u32, word: u32) {
     }
 }
 
+fn put_page(index: u32, page: Page) {
+    let entry = params.sections.pages + 3u * index;
+    put(entry, page.slots);
+    put(entry + 1u, page.side);
+    put(entry + 2u, page.retained);
+}
+
 // Two channels in the input's own type, into the row of words that begins at `row`.
 fn put_raw(row: u32, pair: u32, bits: vec2<u32>) {
     if (ELEMENTS == 2u) {
