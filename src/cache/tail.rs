@@ -35,6 +35,7 @@ pub(crate) struct Write<B> {
     #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "the host finds its blocks by their tokens"))]
     pub(crate) rows: Arc<B>,
     /// Row of the block.
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "the host writes through its tail"))]
     pub(crate) at: usize,
     /// Token of the step.
     pub(crate) from: usize,

@@ -356,7 +356,6 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
                     row: piece.at,
                     start: piece.start,
                     tokens: piece.tokens,
-                    at: write.at + piece.start - start,
                 });
             }
         }
@@ -401,6 +400,4 @@ pub(crate) struct Move<B> {
     /// Its token.
     pub(crate) start: usize,
     pub(crate) tokens: usize,
-    /// First row in the new block, the one whose first token is `start - at`.
-    pub(crate) at: usize,
 }

@@ -107,12 +107,12 @@ impl Commit<'_> {
         let mut make = Sized::new(gpu, shape, &mut self.copies, [if all { 0 } else { MIN_BLOCK }, 32]);
         let Some((tail, moves)) = track.compacted(all, &mut make)? else { return Ok(()) };
         for part in moves {
-            let Some(block) = tail.blocks().iter().find(|block| block.start + part.at == part.start) else {
-                continue;
-            };
             let [keys, values] = part.from.views(part.row, part.tokens);
-            let write = Write { rows: Arc::clone(&block.rows), at: part.at, from: 0, count: part.tokens };
-            append(&mut self.recording, gpu, [&keys, &values], 0, &write)?;
+            for piece in tail.pieces_of(part.start, part.start + part.tokens) {
+                let (rows, from) = (Arc::clone(piece.rows), piece.start - part.start);
+                let write = Write { rows, at: piece.at, from, count: piece.tokens };
+                append(&mut self.recording, gpu, [&keys, &values], 0, &write)?;
+            }
         }
         track.tail = tail;
         Ok(())
