@@ -2,11 +2,13 @@
 //!
 //! `cargo bench --bench gpu -- [--quick] [--json] [--only TEXT] [--exact] [--no-subgroups]`
 //!
-//! A figure is the median of many submits, each of many calls over rotating inputs that together exceed a last-level cache; the
-//! time of a call is what one more call adds to a submit, so that submitting and waiting do not count. The floor is the bytes
-//! that a call must move over the rate of a copy on the same device. `KVFOLD_ADAPTER` names another adapter.
+//! A figure is the median of some submits, each of many calls over rotating inputs that together exceed a last-level cache,
+//! between two timestamps where the device has them. All that a call records is in it: making queries ready, coded and raw rows,
+//! combining, and the clearing of new buffers. The floor is the bytes that a call must move over the rate of a copy by a kernel
+//! of the same device. `KVFOLD_ADAPTER` names another adapter.
 
 mod cases;
+mod device;
 mod timing;
 
 use cases::{Case, Cases};
@@ -35,7 +37,11 @@ impl Options {
                 "--only" => options.only = Some(arguments.next().ok_or("--only wants a part of a name")?),
                 // What `cargo bench` adds.
                 "--bench" => {}
-                other => return Err(format!("{other}: not one of --quick, --json, --exact, --no-subgroups, --only TEXT")),
+                other => {
+                    return Err(format!(
+                        "{other}: not one of --quick, --json, --exact, --no-subgroups, --only TEXT"
+                    ));
+                }
             }
         }
         Ok(options)
@@ -44,11 +50,7 @@ impl Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse()?;
-    let mut request = kvfold::gpu::Request::default().subgroups(!options.no_subgroups);
-    if let Ok(name) = std::env::var("KVFOLD_ADAPTER") {
-        request = request.name(name);
-    }
-    let gpu = kvfold::Gpu::request_blocking(request)?;
+    let gpu = device::open(&options)?;
     let timer = Timer::new(&gpu, options.quick)?;
     let copied = timer.copy()?;
     if !options.json {
@@ -57,8 +59,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if caps.software {
             println!("A program on the CPU: these figures say nothing of a GPU.");
         }
-        println!("copy: {:.3} TB/s read and written", copied / 1e12);
-        println!("{:<58} {:>10} {:>9} {:>9} {:>7} {:>8}", "case", "MB", "floor us", "us", "x floor", "spread");
+        println!("copy: {:.3} TB/s read and written; timed by {}", copied / 1e12, timer.clock());
+        println!(
+            "{:<58} {:>10} {:>9} {:>9} {:>7} {:>8}",
+            "case", "MB", "floor us", "us", "x floor", "spread"
+        );
     }
     let mut rows = Vec::new();
     for (name, make) in Cases::all(&options) {
@@ -76,11 +81,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         } else {
             let [mb, floor_us, us] = [case.bytes as f64 / 1e6, floor * 1e6, time.median * 1e6];
             let ratio = time.median / floor;
-            println!("{name:<58} {mb:>10.2} {floor_us:>9.1} {us:>9.1} {ratio:>7.2} {:>7.1}%", 100.0 * time.spread);
+            println!(
+                "{name:<58} {mb:>10.2} {floor_us:>9.1} {us:>9.1} {ratio:>7.2} {:>7.1}%",
+                100.0 * time.spread
+            );
         }
     }
     if options.json {
-        let report = serde_json::json!({ "device": gpu.caps(), "copy_bytes_per_second": copied, "cases": rows });
+        let report =
+            serde_json::json!({ "device": gpu.caps(), "copy_bytes_per_second": copied, "cases": rows });
         println!("{}", serde_json::to_string_pretty(&report)?);
     }
     Ok(())
