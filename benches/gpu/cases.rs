@@ -1,5 +1,7 @@
 //! What is timed.
 
+#![allow(clippy::indexing_slicing, reason = "sets and times are never empty")]
+
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -1,5 +1,7 @@
 //! The time of one call: by timestamps where the device has them, else what one more call adds to a submit.
 
+#![allow(clippy::indexing_slicing, reason = "sets and times are never empty")]
+
 use std::time::Instant;
 
 use kvfold::{Error, Gpu, Result, wgpu};

@@ -3,7 +3,8 @@
 const MEAN_ROWS: u32 = select(2u * PAIRS, HEAD_DIM, CENTRING == BLOCK_MEAN);
 
 // A and B of every pair, turned to the position of the tile's first token where the others follow it; or the queries.
-var<workgroup> mean_query: array<vec4<f32>, select(MEAN_ROWS, 1u, STAYS || CENTRING == UNCENTRED)>;
+const MEAN_ROOM: u32 = select(MEAN_ROWS, 1u, STAYS || CENTRING == UNCENTRED);
+var<workgroup> mean_query: array<vec4<f32>, MEAN_ROOM>;
 
 fn mean_turns() -> bool {
     return CENTRING == PRE_ROPE && !STAYS && params.attention.consecutive == 1u;
@@ -62,7 +63,7 @@ fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
 // q . mu of four tokens. Four pairs at a time, whose loads overlap; the last one, which does not turn, and what four do not divide
 // one by one.
 fn turned_mean(lane: u32) -> mat4x4<f32> {
-    let still = mean_query[PAIRS - 1u];
+    let still = mean_query[min(PAIRS, MEAN_ROOM) - 1u];
     var sums = mat4x4<f32>(still, still, still, still);
     let first = 2u * (params.tile_angles_at + 2u * PAIRS) + lane;
     let fours = (PAIRS - 1u) / 4u * 4u;

@@ -8,8 +8,15 @@ struct Params {
     group: u32,
     tiles: u32,
     rows: u32,
-    // First element of the output.
+    // The first query row of these, whose sequence is the first of the store.
+    first_row: u32,
+    // Tokens of the store that count: the first, and one past the last.
+    live_first: u32,
+    live_end: u32,
+    // First element of the output, numbers of a row of it, and the one that the store's first token becomes.
     offset: u32,
+    pitch: u32,
+    column: u32,
     factor: f32,
 }
 
@@ -30,15 +37,16 @@ fn scores(place: Place, id: Invocation) {
     let key_row = kv_head * params.tokens + min(token, params.tokens - 1u);
     var sum = 0.0;
     for (var chunk = 0u; chunk < CHUNKS; chunk++) {
-        load_chunk(query_row, chunk, id.local_index);
+        load_chunk(params.first_row + query_row, chunk, id.local_index);
         workgroupBarrier();
         sum += chunk_dot(key_row, chunk);
         workgroupBarrier();
     }
     let bits = half_at(scales[key_row / 2u], key_row);
     let score = params.factor * unpack2x16float(bits).x * sum;
-    let at = params.offset + query_row * params.tokens + token;
-    if (index / params.tiles < params.rows && token < params.tokens && at < arrayLength(&output)) {
+    let at = params.offset + (params.first_row + query_row) * params.pitch + params.column + token;
+    let lives = token >= params.live_first && token < params.live_end;
+    if (index / params.tiles < params.rows && lives && at < arrayLength(&output)) {
         output[at] = select(0.0, score, half_is_finite(bits));
     }
 }

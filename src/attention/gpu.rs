@@ -5,6 +5,8 @@ mod segments;
 
 pub(crate) use segments::{SegmentPasses, Staged};
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::{AttendOptions, Geometry};
@@ -49,12 +51,18 @@ pub(crate) struct AttentionParams {
 }
 
 impl AttentionParams {
-    /// Of all tokens of a store whose positions are stored, or follow the first one.
-    pub(crate) fn of_store(g: Geometry, position: u32, consecutive: u32) -> Result<Self> {
+    /// Of a store whose positions are stored, or follow the first one.
+    pub(crate) fn of_store(
+        g: Geometry,
+        place: &ScorePlace,
+        (position, consecutive): (u32, u32),
+    ) -> Result<Self> {
         Ok(Self {
             rows: index32(g.batch * g.query_heads * g.queries)?,
+            first_row: index32(place.first_row)?,
             tokens: index32(g.tokens)?,
-            live_end: index32(g.tokens)?,
+            live_first: index32(place.live.start)?,
+            live_end: index32(place.live.end)?,
             position,
             consecutive,
             ..Self::new(g, &AttendOptions::default())?
@@ -74,6 +82,25 @@ impl AttentionParams {
             kv_heads: index32(g.kv_heads)?,
             ..Self::zeroed()
         })
+    }
+}
+
+/// Where the scores of one store go in an output of more.
+#[derive(Clone, Debug)]
+pub(crate) struct ScorePlace {
+    /// The first query row of the call that the store's sequences have.
+    pub(crate) first_row: usize,
+    /// Tokens of the store that count.
+    pub(crate) live: Range<usize>,
+    /// Numbers of a row of the output, and the one that the store's first token becomes.
+    pub(crate) pitch: usize,
+    pub(crate) column: usize,
+}
+
+impl ScorePlace {
+    /// Of a store that has the output for itself.
+    pub(crate) const fn whole(g: Geometry) -> Self {
+        Self { first_row: 0, live: 0..g.tokens, pitch: g.tokens, column: 0 }
     }
 }
 
@@ -242,6 +269,18 @@ struct CombineParams {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
+struct ScoresParams {
+    attention: AttentionParams,
+    query: [u32; 4],
+    key: [u32; 4],
+    tiles: u32,
+    offset: u32,
+    pitch: u32,
+    column: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
 struct ExactParams {
     attention: AttentionParams,
     query: [u32; 4],
@@ -294,8 +333,26 @@ fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2]) -> Va
     ];
     constants.extend(flash_constants(value_dim));
     let modules = [Module::Float, Module::Load(stored), Module::Pair];
-    let modules = [&modules[..], &[Module::AttentionParams, Module::Query], &FLASH].concat();
+    let modules = [&modules[..], &[Module::AttentionParams, Module::Query, Module::RawKeys], &FLASH].concat();
     Variant::new(Kernel::Exact, &modules, &constants)
+}
+
+fn scores_variant(key_dim: usize, dtypes: [DType; 2], aligned: bool) -> Variant {
+    let [query, stored] = dtypes;
+    let constants = [
+        Const::U32("HEAD_DIM", key_dim as u32),
+        Const::U32("QUERY_DTYPE", query as u32),
+        Const::Bool("KEYS_ALIGNED", aligned),
+    ];
+    let modules = [
+        Module::Float,
+        Module::Load(stored),
+        Module::Pair,
+        Module::AttentionParams,
+        Module::Query,
+        Module::RawKeys,
+    ];
+    Variant::new(Kernel::ExactScores, &modules, &constants)
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.
@@ -309,6 +366,7 @@ pub(crate) fn variants() -> Vec<Variant> {
                 let even = dims.map(|dim| dim % 2 == 0);
                 let variant = exact_variant(dims, [query, stored], even);
                 variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+                variants.push(scores_variant(dims[0], [query, stored], even[0]));
             }
         }
     }
@@ -362,6 +420,38 @@ impl Ops {
         }
         recording.record(encoder);
         Ok(())
+    }
+
+    /// Records the scores of one store's raw keys.
+    pub(crate) fn scores(
+        &self,
+        recording: &mut Recording<'_>,
+        g: Geometry,
+        [queries, keys]: [&KvView; 2],
+        place: &ScorePlace,
+        output: &KvView,
+    ) -> Result<()> {
+        let (query, key) = (
+            queries.bind("queries", ViewUse::Read, &self.gpu)?,
+            keys.bind("keys", ViewUse::Read, &self.gpu)?,
+        );
+        let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
+        let tiles = g.tokens.div_ceil(WORKGROUP);
+        let [offset, ..] = bound.layout;
+        recording.add(Dispatch {
+            variant: scores_variant(g.key_dim, [queries.dtype(), keys.dtype()], key.paired),
+            params: ScoresParams {
+                attention: AttentionParams::of_store(g, place, (0, 0))?,
+                query: query.layout,
+                key: key.layout,
+                tiles: index32(tiles)?,
+                offset,
+                pitch: index32(place.pitch)?,
+                column: index32(place.column)?,
+            },
+            buffers: &[(&query).into(), (&key).into(), (&bound).into()],
+            workgroups: (g.batch * g.query_heads * g.queries * tiles) as u64,
+        })
     }
 
     /// Records one pass over raw rows.

@@ -24,6 +24,7 @@ pub(crate) enum Kernel {
     Attend,
     Append,
     Exact,
+    ExactScores,
     Combine,
     PlaneEncode,
     PlaneTile,
@@ -101,6 +102,7 @@ impl Kernel {
             Self::Attend => {
                 &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
+            Self::ExactScores => &spec!("attention", "scores", 128, &[Uniform, Read, Read, Write]),
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
@@ -134,6 +136,7 @@ pub(crate) enum Module {
     Half,
     Output,
     AttentionParams,
+    RawKeys,
     Logits,
     Flash,
     Query,
@@ -183,6 +186,7 @@ impl Module {
             Self::Half => include_str!("../../shaders/common/half.wgsl"),
             Self::Output => include_str!("../../shaders/common/output.wgsl"),
             Self::AttentionParams => include_str!("../../shaders/common/attention.wgsl"),
+            Self::RawKeys => include_str!("../../shaders/attention/raw.wgsl"),
             Self::Logits => include_str!("../../shaders/common/logits.wgsl"),
             Self::Flash => include_str!("../../shaders/common/flash.wgsl"),
             Self::Query => include_str!("../../shaders/common/query.wgsl"),

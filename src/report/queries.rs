@@ -1,7 +1,7 @@
 //! The captured queries of a layer, and slices of them: a score for every query, head and token at once can be larger than a
 //! device binds and a host has to spare.
 
-use crate::attention::{self, AttendOptions};
+use crate::attention::{self, AttendOptions, Precision};
 use crate::capture::Capture;
 use crate::error::Result;
 use crate::tensor::{Shape, Tensor, TensorView};
@@ -47,7 +47,8 @@ impl<'a> Queries<'a> {
             Some((u32::try_from(positions.end).ok()?, real))
         });
         let (lengths, real) = sequences.collect::<Option<Vec<_>>>()?.into_iter().unzip();
-        let mut options = AttendOptions::default().causal(true);
+        // The figures of a report are of the codes, and the same on every device.
+        let mut options = AttendOptions::default().causal(true).precision(Precision::Exact);
         options.scale = capture.info.attn_scale;
         options.window = capture.info.sliding_window.get(index).copied().flatten();
         let group = attention::heads_ratio(queries.shape().heads, keys.shape().heads).ok()?;

@@ -2,7 +2,7 @@
 
 use super::Check;
 use super::rows::Set;
-use crate::attention::{self, AttendOptions};
+use crate::attention::{self, AttendOptions, Precision};
 use crate::error::Result;
 use crate::gpu::{Gpu, KvView, ReadBack};
 use crate::metrics::RelativeError;
@@ -39,6 +39,9 @@ pub(super) const ALL: [Trial; 11] = [
 
 /// Attention in f32 against f32: sums in another order, and exp allowed 3 + 2|x| ulp.
 const ATTENTION: f64 = 2e-5;
+
+/// Attention with queries and weights in 8 bits, all rows taken together: the bound of [`Precision::Fast`].
+const FAST: f64 = 3e-2;
 
 /// What a trial found: the kernel, how far it was apart, how far it may be.
 type Found = (String, f64, f64);
@@ -157,7 +160,7 @@ async fn merge(gpu: &Gpu, set: &Set, mode: Mode) -> Result<Vec<Found>> {
 }
 
 fn causal() -> AttendOptions<'static> {
-    AttendOptions::default().causal(true)
+    AttendOptions::default().causal(true).precision(Precision::Exact)
 }
 
 async fn exact(gpu: &Gpu, set: &Set) -> Result<Vec<Found>> {
@@ -243,9 +246,14 @@ async fn coded(gpu: &Gpu, set: &Set, preset: Preset) -> Result<Vec<Found>> {
         tables: &table_buffer,
         positions: &position_buffer,
     };
-    gpu.submit(|encoder| {
-        ops.encode_attend(encoder, &views[0], &stored, &codec_buffer, None, &causal(), &output)
-    })?;
+    let attended = async |options: AttendOptions<'static>| {
+        gpu.submit(|encoder| {
+            ops.encode_attend(encoder, &views[0], &stored, &codec_buffer, None, &options, &output)
+        })?;
+        Ok::<_, crate::Error>(download(gpu, &output).await?.view().to_f32())
+    };
+    let have = attended(causal()).await?;
+    let fast = attended(causal().precision(Precision::Fast)).await?;
     let values = set.values.view();
     let host = planes::Stored {
         keys: &keys,
@@ -255,10 +263,10 @@ async fn coded(gpu: &Gpu, set: &Set, preset: Preset) -> Result<Vec<Found>> {
         tables: &tables,
     };
     let want = planes::cpu::attend(&codec, &set.queries.view(), &host, None, &causal())?;
-    let have = download(gpu, &output).await?.view().to_f32();
     Ok(vec![
         // A number at a cell's border moves by one step, so the rows are taken together.
         (format!("planes encode: {preset}"), apart(&decoded, &wanted, decoded.len().max(1)), 0.02),
         (format!("planes attend: {preset}"), apart(&have, &want, set.values.shape().dim), ATTENTION),
+        (format!("planes attend in bytes: {preset}"), apart(&fast, &want, fast.len().max(1)), FAST),
     ])
 }

@@ -1,6 +1,6 @@
 //! The cache on the device against the simplest one that keeps its promises.
 
-use kvfold::attention::AttendOptions;
+use kvfold::attention::{AttendOptions, Precision};
 use kvfold::cache::{LayerShape, Step};
 use kvfold::capture::RopeLayout;
 use kvfold::qjl::cache::{CacheOptions, QjlCache};
@@ -51,7 +51,11 @@ impl Subject for Device<'_> {
         let buffer = self.gpu.storage("output", shape.bytes(DType::F32).max(4) as u64)?;
         let output = KvView::new(&buffer, DType::F32, shape);
         let queries = upload(self.gpu, queries);
-        self.gpu.submit(|encoder| self.cache.attend(encoder, layer, &queries, &output, options))?;
+        // Every comparison here is of equals; `host_form` asks for the other kind by name.
+        let precision =
+            if options.precision == Precision::Auto { Precision::Exact } else { options.precision };
+        let options = options.precision(precision);
+        self.gpu.submit(|encoder| self.cache.attend(encoder, layer, &queries, &output, &options))?;
         Ok(download(self.gpu, &output).view().to_f32())
     }
 
@@ -150,6 +154,28 @@ fn queries(random: &mut Random, layer: LayerShape, sequences: usize) -> Tensor {
     Tensor::from_f32(&numbers, DType::F32, shape).unwrap()
 }
 
+/// |a - b| / |b|.
+fn apart(a: &[f32], b: &[f32]) -> f32 {
+    let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>();
+    (squares(&mut a.iter().zip(b).map(|(a, b)| a - b)) / squares(&mut b.iter().copied())).sqrt()
+}
+
+impl Device<'_> {
+    fn scores(&self, layer: usize, queries: &Tensor) -> kvfold::Result<Vec<f32>> {
+        let lengths = (0..self.cache.sequences()).map(|sequence| self.cache.len(sequence));
+        let longest = lengths.collect::<kvfold::Result<Vec<_>>>()?.into_iter().max().unwrap_or(0);
+        let shape = Shape { dim: longest, ..queries.shape() };
+        let output =
+            KvView::new(&self.gpu.storage("scores", shape.bytes(DType::F32) as u64)?, DType::F32, shape);
+        let queries = upload(self.gpu, queries);
+        let narrow = KvView::new(output.buffer(), DType::F32, Shape { dim: longest - 1, ..shape });
+        let refused = self.gpu.submit(|encoder| self.cache.scores(encoder, layer, &queries, &narrow));
+        assert!(matches!(refused, Err(kvfold::Error::Shape { .. })), "{refused:?}");
+        self.gpu.submit(|encoder| self.cache.scores(encoder, layer, &queries, &output))?;
+        Ok(download(self.gpu, &output).view().to_f32())
+    }
+}
+
 /// Over 4,096 tokens in coded blocks and raw ones the device and the host say the same of the same codes.
 fn host_form(gpu: &Gpu) -> kvfold::Result<()> {
     let layer = LayerShape::new(2, 64, DType::F16).value_dim(80);
@@ -170,11 +196,14 @@ fn host_form(gpu: &Gpu) -> kvfold::Result<()> {
         for options in [AttendOptions::default().causal(true), AttendOptions::default().window(2000)] {
             let had = device.attend(0, &queries, &options)?;
             let want = host.attend(0, &queries.view(), &options)?;
-            let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>();
-            let error = squares(&mut had.iter().zip(&want).map(|(a, b)| a - b));
-            let error = (error / squares(&mut want.iter().copied())).sqrt();
-            assert!(error <= 1e-5, "{error}");
+            assert!(apart(&had, &want) <= 1e-5, "{}", apart(&had, &want));
+            let fast = device.attend(0, &queries, &options.precision(Precision::Fast))?;
+            assert!(apart(&fast, &want) <= 3e-2, "{}", apart(&fast, &want));
         }
+        let want = host.scores(0, &queries.view())?;
+        let had = device.scores(0, &queries)?;
+        assert_eq!(want.len(), had.len());
+        assert!(apart(&had, &want) <= 1e-5, "scores: {}", apart(&had, &want));
         let raw = device.cache.raw_bytes();
         device.commit(true)?;
         assert_eq!(device.cache.payload_bytes(), {

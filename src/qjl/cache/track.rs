@@ -67,9 +67,10 @@ impl Rules {
         start..(len + count).min(CALIBRATION_TOKENS).max(start)
     }
 
-    /// The room of a block whose first tokens are so many.
-    pub(crate) fn room(&self, tokens: usize) -> usize {
-        tokens.next_multiple_of(self.page).clamp(self.block, self.most)
+    /// The room of a block whose first tokens are so many: more of them may come, unless the cache is to be `tight`.
+    fn room(&self, tokens: usize, tight: bool) -> usize {
+        let least = if tight { self.page } else { self.block };
+        tokens.next_multiple_of(self.page).clamp(least, self.most)
     }
 
     /// First tokens that never leave.
@@ -265,7 +266,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         let mut next = None;
         for &[start, tokens, capacity] in coded {
             whole &= start >= rules.sinks && (1..=capacity).contains(&tokens);
-            whole &= (rules.block..=rules.most).contains(&capacity) && capacity.is_multiple_of(rules.page);
+            whole &= (rules.page..=rules.most).contains(&capacity) && capacity.is_multiple_of(rules.page);
             whole &= next.is_none_or(|next| next == start);
             next = start.checked_add(tokens);
         }
@@ -314,7 +315,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
     pub(crate) fn coded(
         &self,
         rules: &Rules,
-        end: usize,
+        (end, tight): (usize, bool),
         make: &mut impl MakeCodes<C>,
     ) -> Result<(Self, Vec<Fill>)> {
         let mut track = self.clone();
@@ -327,7 +328,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
                     || !block.tokens.is_multiple_of(rules.least)
             };
             if track.coded.last().is_none_or(full) {
-                let capacity = rules.room(end - token);
+                let capacity = rules.room(end - token, tight);
                 let codes = Arc::new(make.make(capacity)?);
                 track.coded.push(Coded { start: token, tokens: 0, capacity, codes });
             }

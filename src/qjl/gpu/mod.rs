@@ -14,7 +14,7 @@ use variants::{
 };
 
 use super::{KeyScale, Projection};
-use crate::attention::gpu::{Pass, value_fours};
+use crate::attention::gpu::{Pass, ScorePlace, value_fours};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
 use crate::gpu::{Dispatch, Gpu, InputParams, Kernel, KvView, Recording, ViewUse, Window, index32};
@@ -104,7 +104,8 @@ impl Ops {
         if output.shape().elements() > 0 {
             let sketches = self.sketches(projection, queries.shape().rows())?;
             self.project(&mut recording, queries, projection, (&sketches, 0))?;
-            self.scores(&mut recording, geometry, &sketches, keys, projection, output)?;
+            let place = ScorePlace::whole(geometry);
+            self.scores(&mut recording, geometry, &sketches, keys, projection, &place, output)?;
         }
         recording.record(encoder);
         Ok(())
@@ -217,13 +218,16 @@ impl Ops {
         })
     }
 
-    fn scores(
+    /// Records the scores of one store's sketched keys.
+    #[allow(clippy::too_many_arguments, reason = "scoring has this many inputs, each of another kind")]
+    pub(in crate::qjl) fn scores(
         &self,
         recording: &mut Recording<'_>,
         g: Geometry,
         sketches: &wgpu::Buffer,
         keys: &SketchedKeyBuffers,
         projection: &ProjectionBuffer,
+        place: &ScorePlace,
         output: &KvView,
     ) -> Result<()> {
         let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
@@ -239,8 +243,14 @@ impl Ops {
                 group: index32(g.group)?,
                 tiles: index32(tiles)?,
                 rows: index32(rows)?,
+                first_row: index32(place.first_row)?,
+                live_first: index32(place.live.start)?,
+                live_end: index32(place.live.end)?,
                 offset,
+                pitch: index32(place.pitch)?,
+                column: index32(place.column)?,
                 factor: factor(keys, projection),
+                padding: [0; 3],
             },
             buffers: &[
                 Window::whole(sketches),

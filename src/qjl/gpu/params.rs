@@ -32,8 +32,14 @@ pub(super) struct ScoresParams {
     pub(super) group: u32,
     pub(super) tiles: u32,
     pub(super) rows: u32,
+    pub(super) first_row: u32,
+    pub(super) live_first: u32,
+    pub(super) live_end: u32,
     pub(super) offset: u32,
+    pub(super) pitch: u32,
+    pub(super) column: u32,
     pub(super) factor: f32,
+    pub(super) padding: [u32; 3],
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

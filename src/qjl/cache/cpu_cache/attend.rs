@@ -5,7 +5,7 @@ use super::super::super::planes::{Centres, Fields, PlaneKeys, PlaneQueries, Plan
 use super::super::coders::Coder;
 use super::rows::{Behind, BothQueries, Joined, Part, PartRows};
 use super::{CpuQjlCache, HostCodes, HostTrack};
-use crate::attention::{AttendOptions, Geometry, Rows, attend_rows};
+use crate::attention::{AttendOptions, Geometry, Rows, attend_rows, score_rows};
 use crate::cache::LayerShape;
 use crate::error::Result;
 use crate::tensor::{Shape, TensorView};
@@ -30,6 +30,29 @@ pub(super) fn attend(
     Ok(out)
 }
 
+/// Scores of every query and token, `[sequences, query_heads, queries, longest]`, neither scaled nor masked; 0 for tokens that a
+/// sequence does not hold.
+pub(super) fn scores(cache: &CpuQjlCache, layer: usize, queries: &TensorView<'_>) -> Result<Vec<f32>> {
+    let shape = cache.ledger.layer(layer)?;
+    let keys = Shape { batch: cache.sequences(), heads: shape.kv_heads, tokens: 0, dim: shape.key_dim };
+    let g = Geometry::of(queries.shape(), keys)?;
+    let lengths: Vec<usize> =
+        cache.ledger.tracks(layer).map(|track| track.len(&cache.ledger.rules)).collect();
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let mut all = vec![0.0; g.output(longest)?.elements()];
+    let rows = g.query_heads * g.queries;
+    let per_sequence = all.chunks_exact_mut((rows * longest).max(1));
+    for (sequence, (track, all)) in cache.ledger.tracks(layer).zip(per_sequence).enumerate() {
+        let g = Geometry { batch: 1, tokens: track.len(&cache.ledger.rules), ..g };
+        let own = queries.part(sequence, 0, queries.shape().tokens);
+        let scores = with_keys(cache, layer, g.group, track, &own, |rows, keys| score_rows(g, &rows, &keys))?;
+        for (to, from) in all.chunks_exact_mut(longest).zip(scores.chunks_exact(g.tokens.max(1))) {
+            to.iter_mut().zip(from).for_each(|(to, &from)| *to = from);
+        }
+    }
+    Ok(all)
+}
+
 fn attend_sequence(
     cache: &CpuQjlCache,
     layer: usize,
@@ -40,24 +63,47 @@ fn attend_sequence(
     out: &mut Vec<f32>,
 ) -> Result<()> {
     let shape = cache.ledger.layer(layer)?;
+    let coder = cache.coders.get(layer)?;
+    let width = if matches!(coder, Coder::Planes(_)) { 2 * shape.value_dim } else { shape.value_dim };
+    let values = joined(track, shape, 1, width, None, |codes| match codes {
+        HostCodes::Planes { values: codes, .. } => Some(Box::new(PlaneValues { codes, raw: None })),
+        HostCodes::Sketch { values, .. } => Some(Box::new(values)),
+    })?;
+    let mut parts = with_keys(cache, layer, g.group, track, queries, |rows, keys| {
+        attend_rows(g, &rows, &keys, &values, None, options)
+    })?;
+    match coder {
+        Coder::Planes(codec) => {
+            parts.chunks_exact_mut(2 * shape.value_dim).for_each(|parts| finish(codec, parts, out));
+        }
+        Coder::Sketch { .. } => out.extend(parts),
+    }
+    Ok(())
+}
+
+/// Calls `with` a sequence's queries and keys, as rows that meet each other.
+fn with_keys<T>(
+    cache: &CpuQjlCache,
+    layer: usize,
+    group: usize,
+    track: &HostTrack,
+    queries: &TensorView<'_>,
+    with: impl FnOnce(&dyn Rows, &Joined<'_>) -> Result<T>,
+) -> Result<T> {
+    let shape = cache.ledger.layer(layer)?;
     match cache.coders.get(layer)? {
         Coder::Planes(codec) => {
             let identity = Tables::identity(shape.kv_heads, shape.key_dim);
             let calibrated = cache.ledger.options.tables.as_ref().and_then(|tables| tables.get(layer));
             let tables = track.extra.tables.as_deref().or(calibrated).unwrap_or(&identity);
             let fields = Fields::new(codec);
-            let rows = PlaneQueries { codec, queries, tables, group: g.group, fields };
+            let rows = PlaneQueries { codec, queries, tables, group, fields };
             let keys = joined(track, shape, 0, fields.width(), Some((codec, fields)), |codes| {
                 let HostCodes::Planes { keys: codes, .. } = codes else { return None };
                 let centres = Centres::new(codec, codes.shape, &codes.positions, &codes.means, tables);
                 Some(Box::new(PlaneKeys { codes, centres, fields, raw: None }))
             })?;
-            let values = joined(track, shape, 1, 2 * shape.value_dim, None, |codes| match codes {
-                HostCodes::Planes { values: codes, .. } => Some(Box::new(PlaneValues { codes, raw: None })),
-                HostCodes::Sketch { .. } => None,
-            })?;
-            let mut parts = attend_rows(g, &rows, &keys, &values, None, options)?;
-            parts.chunks_exact_mut(2 * shape.value_dim).for_each(|parts| finish(codec, parts, out));
+            with(&rows, &keys)
         }
         Coder::Sketch { projection, scale } => {
             let rows = BothQueries { queries, sketched: SketchedQueries { queries, projection } };
@@ -66,14 +112,9 @@ fn attend_sequence(
                 let HostCodes::Sketch { keys, .. } = codes else { return None };
                 Some(Box::new(Behind { dim, rows: SignRows::new(keys, projection, *scale) }))
             })?;
-            let values = joined(track, shape, 1, shape.value_dim, None, |codes| match codes {
-                HostCodes::Sketch { values, .. } => Some(Box::new(values)),
-                HostCodes::Planes { .. } => None,
-            })?;
-            out.extend(attend_rows(g, &rows, &keys, &values, None, options)?);
+            with(&rows, &keys)
         }
     }
-    Ok(())
 }
 
 /// Keys (`which` 0) or values (1) of a track.

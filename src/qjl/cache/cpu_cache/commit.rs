@@ -100,7 +100,7 @@ fn next(cache: &CpuQjlCache, layer: usize, track: &HostTrack, all: bool) -> Resu
             }
         };
         let mut make = MakeHostCodes { coder, layer: shape };
-        let (coded, fills) = pending.track.coded(rules, end, &mut make)?;
+        let (coded, fills) = pending.track.coded(rules, (end, all), &mut make)?;
         for fill in fills {
             let positions = track.runs.of(fill.tokens.clone());
             let encode = |keys: &TensorView<'_>, values: &TensorView<'_>| {

@@ -232,6 +232,16 @@ impl CpuQjlCache {
         attend::attend(self, layer, queries, options)
     }
 
+    /// Scores of queries, `[sequences, query_heads, queries, key_dim]`, and the keys of everything appended to a layer: `q . k` of
+    /// raw keys, what the codes estimate of the others; neither scaled nor masked, 0 for keys and queries that are not finite.
+    /// `[sequences, query_heads, queries, n]`, `n` the longest sequence; 0 for tokens that a sequence does not hold.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) or [`Error::HeadRatio`](crate::Error::HeadRatio) when queries do not fit.
+    pub fn scores(&self, layer: usize, queries: &TensorView<'_>) -> Result<Vec<f32>> {
+        attend::scores(self, layer, queries)
+    }
+
     /// Ends a step: lets go of what exceeds the capacity, makes tables where there are tokens enough, and codes whole pages of
     /// the rows that are no longer recent.
     ///

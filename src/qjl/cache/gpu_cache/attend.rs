@@ -64,6 +64,7 @@ pub(super) fn attend(
     Ok(())
 }
 
+#[allow(clippy::too_many_arguments, reason = "attention has this many inputs, each of another kind")]
 fn attend_coded(
     cache: &QjlCache,
     recording: &mut Recording<'_>,
@@ -102,7 +103,7 @@ fn attend_coded(
 }
 
 /// Queries made ready, of every sequence; those of a sequence without tables, and so without codes, stay zeros.
-fn project(
+pub(super) fn project(
     cache: &QjlCache,
     recording: &mut Recording<'_>,
     layer: usize,

@@ -85,7 +85,7 @@ impl Commit<'_> {
         if end > next.tail.first() && (!learns || next.extra.tables.is_some()) {
             let coder = cache.device_coder(layer)?;
             let mut make = MakeDeviceCodes { cache, coder, layer: &shape, copies: &mut self.copies };
-            let (mut coded, fills) = next.coded(rules, end, &mut make)?;
+            let (mut coded, fills) = next.coded(rules, (end, all), &mut make)?;
             for fill in fills {
                 self.code(layer, &shape, (&next, &mut coded), &fill)?;
             }

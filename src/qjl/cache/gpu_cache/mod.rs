@@ -4,6 +4,7 @@ mod attend;
 mod blocks;
 mod codes;
 mod commit;
+mod scores;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -292,6 +293,24 @@ impl QjlCache {
         options: &AttendOptions<'_>,
     ) -> Result<()> {
         attend::attend(self, encoder, layer, queries, options, output)
+    }
+
+    /// Records the scores of queries, `[sequences, query_heads, queries, key_dim]` of any type, and the keys of everything appended
+    /// to a layer: `q . k` of raw keys, what the codes estimate of the others; neither scaled nor masked, 0 for keys and queries
+    /// that are not finite. `output` is contiguous f32, `[sequences, query_heads, queries, n]`, `n` at least the longest sequence;
+    /// column `t` is a sequence's token `t`, and columns of tokens that it does not hold are left as they are.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::HeadRatio`], [`Error::DType`] or [`Error::Alignment`] when queries or output do not fit, the
+    /// errors of a view that cannot be bound, [`Error::Limit`], [`Error::OutOfMemory`].
+    pub fn scores(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: usize,
+        queries: &KvView,
+        output: &KvView,
+    ) -> Result<()> {
+        scores::scores(self, encoder, layer, queries, output)
     }
 
     /// Records the end of a step: lets go of what exceeds the capacity, makes tables where there are tokens enough, and codes

@@ -190,8 +190,10 @@ impl PositionBuffer {
     ) -> Result<Self> {
         let host = positions.resolve(batch, tokens)?;
         let last = host.iter().copied().max().unwrap_or(0);
+        let follows = host.windows(2).all(|two| matches!(two, [a, b] if a.checked_add(1) == Some(*b)));
+        let first = host.first().copied().filter(|_| batch == 1 && follows);
         let positions = gpu.upload("positions", bytemuck::cast_slice(&host))?;
-        Ok(Self { batch, tokens, host, first: None, positions, angles: Angles::upload(gpu, codec, last)? })
+        Ok(Self { batch, tokens, host, first, positions, angles: Angles::upload(gpu, codec, last)? })
     }
 
     /// The positions of one sequence's tokens in a store: stored, or consecutive from the first on.

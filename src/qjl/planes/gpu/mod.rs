@@ -13,7 +13,7 @@ pub use rotations::CodecBuffer;
 pub(crate) use variants::variants;
 
 use super::{CodeLayout, Codec, Tables};
-use crate::attention::gpu::{Ops as Exact, Pass, Tiling, combine, whole};
+use crate::attention::gpu::{Ops as Exact, Pass, ScorePlace, Tiling, combine, whole};
 use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::error::{Error, Result};
 use crate::gpu::{Arithmetic, Gpu, KvView, Recording};
@@ -173,7 +173,8 @@ impl Ops {
         if output.shape().elements() > 0 {
             let sketches = self.sketches(&codec.codec, g)?;
             self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
-            self.scores(&mut recording, g, &sketches, codec, (keys, positions), output)?;
+            let place = ScorePlace::whole(g);
+            self.scores(&mut recording, g, &sketches, codec, (keys, positions), &place, output)?;
         }
         recording.record(encoder);
         Ok(())
@@ -211,12 +212,15 @@ impl Ops {
         let [coded, sinks, recent] = self.spans(&g.lengths(lengths)?, codec);
         let (fours, rows) = (self.tiling(codec, g), Tiling::rows(g));
         let passes = [(coded, fours), (sinks, rows), (recent, rows)];
-        let passes = Pass::all(&self.gpu, g, value_dim, &passes, options)?;
+        let mut passes = Pass::all(&self.gpu, g, value_dim, &passes, options)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
             let sketches = self.sketches(&codec.codec, g)?;
             self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
-            let [coded, raw @ ..] = passes.as_slice() else { return Ok(()) };
+            let [coded, raw @ ..] = passes.as_mut_slice() else { return Ok(()) };
+            if let Some(first) = positions.first {
+                coded.consecutive(first);
+            }
             let codes = [key_codes, value_codes];
             let arithmetic = self.arithmetic(options.precision);
             self.attend(&mut recording, coded, &sketches, codec, codes, positions, arithmetic)?;

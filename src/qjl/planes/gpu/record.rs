@@ -9,7 +9,7 @@ use super::tiles::TILE;
 use super::variants::{Make, attend_tokens, query_energy_variant, sketch};
 use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
 use crate::attention::Geometry;
-use crate::attention::gpu::{AttentionParams, Pass, Tiling, partial_stride};
+use crate::attention::gpu::{AttentionParams, Pass, ScorePlace, Tiling, partial_stride};
 use crate::error::Result;
 use crate::gpu::{Arithmetic, Dispatch, KvView, Recording, ViewUse, Window, index32};
 use crate::rope::Positions;
@@ -266,24 +266,26 @@ impl Ops {
         })
     }
 
-    pub(super) fn scores(
+    /// Records the scores of one store's coded keys.
+    #[allow(clippy::too_many_arguments, reason = "scoring has this many inputs, each of another kind")]
+    pub(in crate::qjl) fn scores(
         &self,
         recording: &mut Recording<'_>,
         g: Geometry,
         sketches: &wgpu::Buffer,
         codec: &CodecBuffer,
         (keys, positions): (&PlaneBuffer, &PositionBuffer),
+        place: &ScorePlace,
         output: &KvView,
     ) -> Result<()> {
         let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
         let (tokens, units) = (attend_tokens(&codec.codec), Tiling::fours(g, 1).units() * g.batch);
         let tiles = g.tokens.div_ceil(tokens);
         let [offset, ..] = bound.layout;
-        let (position, consecutive) = positions.consecutive();
         recording.add(Dispatch {
             variant: self.make(codec).scores(),
             params: ScoresParams {
-                attention: AttentionParams::of_store(g, position, consecutive)?,
+                attention: AttentionParams::of_store(g, place, positions.consecutive())?,
                 fine_at: positions.angles.fine_at,
                 tile_angles_at: positions.angles.tile_at,
                 key_scales_at: index32(keys.scales_at)?,
@@ -292,8 +294,8 @@ impl Ops {
                 tiles: index32(tiles)?,
                 units: index32(units)?,
                 offset,
-                pitch: index32(g.tokens)?,
-                column: 0,
+                pitch: index32(place.pitch)?,
+                column: index32(place.column)?,
                 padding: [0; 2],
             },
             buffers: &[
@@ -308,6 +310,7 @@ impl Ops {
     }
 
     /// One pass over coded keys and values; the pass says where their positions are consecutive.
+    #[allow(clippy::too_many_arguments, reason = "attention has this many inputs, each of another kind")]
     pub(in crate::qjl) fn attend(
         &self,
         recording: &mut Recording<'_>,
