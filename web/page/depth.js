@@ -1,7 +1,7 @@
 // Depth: how alike neighbouring layers are, and what MiniCache makes of it.
 import { Chart, axis, curve, figureOf, rule, tooltip, wholes } from "./charts.js";
 import { choices, number, slider } from "./controls.js";
-import { bytes, count, counted, figure, h, percent } from "./dom.js";
+import { bytes, count, counted, figure, fixed, h, percent } from "./dom.js";
 import { HeatMap, cosineColors } from "./heat.js";
 import { mergeOptions } from "./settings.js";
 
@@ -23,14 +23,14 @@ export function depth(app, into) {
   const controls = h("div", { className: "controls" },
     slider(app, { name: "threshold", label: "Merge from cosine", min: -0.5, max: 1, step: 0.01, text: (x) => x.toFixed(2) }),
     slider(app, { name: "t", label: "Direction at t", min: 0, max: 1, step: 0.05, text: (x) => x.toFixed(2), hint: "0 is the lower layer’s direction, 1 the upper’s" }),
-    slider(app, { name: "start", label: "Pair layers from depth", min: 0, max: 1, step: 0.05, text: (x) => percent(x, 0) }),
+    slider(app, { name: "start", label: "Pair from depth", min: 0, max: 1, step: 0.05, text: (x) => percent(x, 0) }),
     number(app, { name: "sinks", label: "First tokens kept raw", min: 0, max: 64 }),
     choices(app, { name: "mode", label: "Store", options: [["shared", "Shared direction"], ["anchor", "Lower layer’s rows"]] }),
   );
 
   const maps = Object.fromEntries(KINDS.map(([kind, title]) => [kind, heat(kind, title)]));
   const legend = () => [
-    ["cosine −1 to +1, kept raw", "linear-gradient(90deg, var(--low), var(--mid), var(--high))"], ["merged", "--merged"],
+    ["cosine −1 to +1, kept raw", "--low --mid --high"], ["merged", "--merged"],
   ];
   const heats = figureOf(
     {
@@ -45,8 +45,8 @@ export function depth(app, into) {
   const curves = figureOf(
     {
       title: "Cosine by depth", name: "cosine-by-depth",
-      note: "Mean over a pair’s rows, and the 5th percentile below it. The dashed line is the threshold.",
-      legend: [["keys, mean", "--key", true], ["values, mean", "--value", true], ["threshold", "--muted", true]],
+      note: "Mean over a pair’s rows, and the 5th percentile below it.",
+      legend: [["keys, mean", "--key", "line"], ["values, mean", "--value", "line"], ["5th percentile", "--ink", "dots"], ["threshold", "--muted", "dashes"]],
       table: () => ({
         header: ["lower", "upper", "key_mean", "key_p5", "key_p95", "value_mean", "value_p5", "value_p95"],
         rows: folded().map((p) => [p.lower, p.upper, ...KINDS.flatMap(([k]) => [p[k].cosine.mean, p[k].cosine.p5, p[k].cosine.p95])]),
@@ -59,7 +59,7 @@ export function depth(app, into) {
     {
       title: "What merges, and at what error", name: "merged-by-depth",
       note: "Share of a pair’s rows that merge, and the error of the merged rows as a share of their norm.",
-      legend: [["keys merge", "--key", true], ["values merge", "--value", true], ["error of merged rows", "--merged", true]],
+      legend: [["keys merge", "--key", "line"], ["values merge", "--value", "line"], ["error of merged rows", "--merged", "dashes"]],
       table: pairTable,
     },
     merged.element,
@@ -96,7 +96,7 @@ export function depth(app, into) {
         if (!figures) return [`layers ${pairName(rows)}`, "no pair"];
         const cosine = value(figures, head, column);
         const kept = isRaw(decided(), rows.upper - 1, kind, head, column, cosine);
-        return [`layers ${pairName(rows)}, head ${head}, token ${column}`, `cosine ${cosine.toFixed(4)}: ${kept ? "kept raw" : "merges"}`];
+        return [`layers ${pairName(rows)}, head ${head}, token ${column}`, `cosine ${fixed(cosine, 4)}: ${kept ? "kept raw" : "merges"}`];
       },
     });
   }
@@ -197,11 +197,12 @@ export function depth(app, into) {
     const of = (kind, pick) => pairs.map((p) => pick(p[kind]));
     cosines.draw([x, of("keys", (f) => f.cosine.mean), of("keys", (f) => f.cosine.p5), of("values", (f) => f.cosine.mean), of("values", (f) => f.cosine.p5)]);
     const error = (p) => p.keys.relative_error_merged ?? p.values.relative_error_merged;
-    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)]);
+    const none = pairs.every((p) => KINDS.every(([kind]) => share(p[kind]) === 0));
+    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)], none ? "No row reaches this threshold." : "");
     const row = (pair, kind, first) => {
       const f = pair[kind];
       const name = first ? [`${pair.lower}–${pair.upper}`, ...(pair.planned ? [" ", h("span", { className: "tag" }, "planned")] : [])] : [""];
-      const cells = [figure(f.cosine.mean), figure(f.cosine.p5), figure(f.cosine.p95), count(f.retained), count(f.rows), figure(f.relative_error), figure(f.relative_error_merged), bytes(f.bytes_before), bytes(f.bytes_after)];
+      const cells = [fixed(f.cosine.mean), fixed(f.cosine.p5), fixed(f.cosine.p95), count(f.retained), count(f.rows), figure(f.relative_error), figure(f.relative_error_merged), bytes(f.bytes_before), bytes(f.bytes_after)];
       return h("tr", {}, h("td", {}, ...name), h("td", { className: "left" }, kind === "keys" ? "K" : "V"), ...cells.map((text, i) => h("td", { className: i === 3 && f.retained < f.rows ? "ok" : "" }, text)));
     };
     body.replaceChildren(...merge.pairs.flatMap((pair) => pair.skipped

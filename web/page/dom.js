@@ -26,18 +26,41 @@ export const count = (n) => grouped.format(n);
 /** `1 layer`, `2 layers`. */
 export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-/** A figure with about three digits that matter; a dash where there is none. */
-export function figure(x) {
-  if (x === null || x === undefined || Number.isNaN(x)) return "–";
-  const size = Math.abs(x);
-  if (size !== 0 && size < 0.001) return x.toExponential(1);
-  return x.toFixed(size < 0.1 ? 4 : size < 10 ? 3 : size < 100 ? 1 : 0);
+/** A dash where there is no number. */
+const isNone = (x) => x === null || x === undefined || Number.isNaN(x);
+
+/** A number's text with a minus sign, which is as wide as a digit. */
+const signed = (text) => text.replace("-", "−");
+
+/** A power of ten as one writes it: `4.7·10⁻⁴`. */
+export function power(x) {
+  if (x === 0) return "0";
+  const [digits, exponent] = x.toExponential(1).split("e");
+  const raised = [...exponent.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
+  return `${signed(digits)}·10${raised}`;
 }
+
+/** A figure with about three digits that matter. */
+export function figure(x) {
+  if (isNone(x)) return "–";
+  const size = Math.abs(x);
+  if (size < 0.001) return power(x);
+  return signed(x.toFixed(size < 0.1 ? 4 : size < 10 ? 3 : size < 100 ? 1 : 0));
+}
+
+/** A number of a column: as many decimals in every line. */
+export const fixed = (x, decimals = 3) => (isNone(x) ? "–" : signed(x.toFixed(decimals)));
 
 /** A ratio as it is: unrounded enough that 0.9993 is not 1. */
 export const ratio = (x) => (x === null || x === undefined ? "–" : `${x.toFixed(x < 1.005 ? 4 : 2)}×`);
 
 export const percent = (x, digits = 1) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(digits)} %`);
+
+/** A size that is a power of two, as limits are. */
+export function binary(n) {
+  const power = Math.min(3, Math.floor(Math.log2(Math.max(1, n)) / 10));
+  return `${Number((n / 1024 ** power).toFixed(1))} ${["B", "KiB", "MiB", "GiB"][power]}`;
+}
 
 /** Bytes in decimal units. */
 export function bytes(n) {

@@ -154,7 +154,7 @@ class App {
     this.clear(key);
     const buttons = actions.map(([name, act]) => h("button", { type: "button", onclick: act }, name));
     const close = h("button", { type: "button", className: "quiet", "aria-label": "Dismiss", onclick: () => this.clear(key) }, "✕");
-    byId("banners").append(h("div", { className: `banner ${kind === "error" ? "error" : ""}`, "data-banner": key }, h("div", {}, h("strong", {}, strong), text), ...buttons, close));
+    byId("banners").append(h("div", { className: `banner ${kind === "error" ? "error" : ""}`, "data-banner": key }, h("div", {}, h("strong", {}, strong), text, buttons.length ? h("div", { className: "line" }, ...buttons) : null), close));
   }
 
   clear(key) {
@@ -216,7 +216,8 @@ class App {
     const info = this.info;
     if (!info) return;
     const first = info.layers[0];
-    byId("model").textContent = info.model ?? this.fileName ?? "A capture";
+    // The sample is known by a better name than its file gives.
+    byId("model").textContent = this.fileName === null ? "SmolLM2-135M-Instruct" : (info.model ?? this.fileName);
     byId("sample").hidden = this.fileName === null;
     const dims = first.key_dim === first.value_dim ? `${first.key_dim} channels` : `${first.key_dim} and ${first.value_dim} channels`;
     const facts = [

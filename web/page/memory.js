@@ -50,6 +50,7 @@ export function memory(app, into) {
     { title: "The folded capture as a file", name: "fold", picture: false, note: "A store in safetensors, checked by a digest (docs/store-format.md). The command line restores it." },
     h("div", { className: "stack", style: "gap:10px" }, h("div", { className: "line" }, button, status), command),
   );
+  folding.element.classList.add("short");
   into.append(lead, controls, h("div", { className: "grid" }, bars.element, estimates.element, folding.element));
 
   function choose(value) {
@@ -140,7 +141,7 @@ export function memory(app, into) {
     const after = how === "qjl" ? sketch?.qjl.bytes_after : how === "planes" ? (m ?? sketch?.planes?.presets[0])?.bytes : merge?.totals.bytes_after;
     const more = how === "minicache" && merge?.verdict ? ` ${merge.verdict}.` : how === "planes" && m?.ratio ? ` Coded rows alone are ${ratio(32 / (m.key_bits_per_channel + m.value_bits_per_channel))} smaller.` : "";
     bars.setNote(`${bytes(before)} become ${bytes(after)}, ${ratio(after ? before / after : null)} smaller; outlines are the bytes as captured.${more}`);
-    bars.setLegend([...PARTS[how], ["as captured, an outline", "--muted", true]]);
+    bars.setLegend([...PARTS[how], ["as captured", "--muted", "outline"]]);
     canvas.setAttribute("aria-label", `Bytes by layer: ${bytes(before)} before, ${bytes(after)} after`);
     command.textContent = `kvfold unfold ${fileName()} -o restored.safetensors`;
     button.disabled = !app.info || how === "qjl";

@@ -18,7 +18,7 @@ export const NAMES = {
 /** The view. @param {any} app @param {HTMLElement} into */
 export function sketch(app, into) {
   const lead = h("p", { className: "lead" }, "QJL keeps a key as the signs of a random projection; sign planes refine that to a few bits a channel, centred and rotated. Below, what either does to the scores and to the attention weights of this capture’s own queries, beside the codes that others use.");
-  const bits = (x) => (x < 0 ? "as half 1" : x === 0 ? "dropped" : `${x}`);
+  const bits = (x) => (x < 0 ? "same" : x === 0 ? "dropped" : `${x}`);
   const layers = list(app, { name: "layer", label: "Layer", options: [[0, "0"]] });
   const heads = list(app, { name: "head", label: "Query head", options: [[0, "0"]] });
   const queries = list(app, { name: "query", label: "Query at token", options: [[-1, "last"]] });
@@ -44,7 +44,7 @@ export function sketch(app, into) {
   const scores = figureOf(
     {
       title: "Scores: estimated against exact", name: "scores", note: "",
-      legend: [["a key and a query of this head", "--accent"], ["no error", "--muted", true]],
+      legend: [["a key and a query of this head", "--accent"], ["no error", "--muted", "line"]],
       table: () => headTable(["exact_scores", "estimated_scores"]),
     },
     scatter.element,
@@ -53,7 +53,7 @@ export function sketch(app, into) {
   const weights = figureOf(
     {
       title: "Weights of one query", name: "weights", note: "",
-      legend: [["exact", "--ink", true], ["estimated", "--accent", true]],
+      legend: [["exact", "--c4"], ["estimated", "--accent", "line"]],
       table: () => headTable(["exact_weights", "estimated_weights"]),
     },
     lines.element,
@@ -186,7 +186,8 @@ export function sketch(app, into) {
       width, height: 300, legend: { show: false },
       scales: { x: { time: false }, y: { range: (_, __, high) => [0, Math.max(high * 1.05, 0.01)] } },
       axes: [wholes("token attended to"), axis("weight")],
-      series: [{}, curve("exact", "--ink", { width: 1.6 }), curve("estimated", "--accent", { width: 1.6 })],
+      // The exact one as an area, so that both are seen where they agree.
+      series: [{}, curve("exact", "--c4", { width: 1, fill: `color-mix(in srgb, ${token("--c4")} 45%, transparent)` }), curve("estimated", "--accent", { width: 1.6 })],
       plugins: [tooltip((i) => {
         const a = app.data.attend;
         const at = query() * a.tokens + i;
@@ -199,8 +200,8 @@ export function sketch(app, into) {
     const a = app.data.attend;
     if (!a || a.queries === 0) return;
     const { shown, n, correlation } = points();
-    if (shown.length) scatter.draw([shown.map((p) => p[0]), shown.map((p) => p[1])]);
-    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "All of this head’s keys stay raw: lower the window of last tokens to see what coding does.");
+    scatter.draw([shown.map((p) => p[0]), shown.map((p) => p[1])], n ? "" : "All of this head’s keys stay raw.");
+    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
     const q = query();
     const row = (name) => Array.from(a[name].subarray(q * a.tokens, (q + 1) * a.tokens), (x) => (Number.isNaN(x) ? null : x));
     lines.draw([Array.from({ length: a.tokens }, (_, t) => t), row("exact_weights"), row("estimated_weights")]);
@@ -265,7 +266,7 @@ export function sketch(app, into) {
     const found = curves();
     if (!found.length || found.every((c) => c.values.every((x) => x === null))) return;
     errors.draw([layerIndices(), ...found.map((c) => c.values)]);
-    byLayer.setLegend(found.map((c) => [NAMES[c.name] ?? c.name, colorOf(c.name), true]));
+    byLayer.setLegend(found.map((c) => [NAMES[c.name] ?? c.name, colorOf(c.name), "line"]));
   }
 
   function pickers() {
