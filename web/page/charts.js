@@ -6,7 +6,7 @@ import { csv, download, h, token } from "./dom.js";
  * A figure: title, note, body, legend, and the buttons that save it. A legend's entry is a text, the names of its colour or
  * of the colours of a ramp, and how it is drawn where that is no square: line, dashes, dots, outline.
  * @param {{ title: string, name: string, note?: string, full?: boolean, legend?: [string, string, string?][],
- *   table?: () => { header: string[], rows: any[][] }, picture?: boolean }} about
+ *   table?: () => { header: string[], rows: Iterable<any[]> }, picture?: boolean }} about
  */
 export function figureOf(about, ...body) {
   const note = h("p", { className: "note" }, about.note ?? "");
@@ -38,9 +38,9 @@ export function figureOf(about, ...body) {
     tools.append(h("button", { className: "quiet", type: "button", onclick: save, "aria-label": `${about.title} as PNG` }, "PNG"));
   }
   if (about.table) {
-    const save = () => {
+    const save = async () => {
       const { header, rows } = about.table();
-      download(new Blob([csv(header, rows)], { type: "text/csv" }), `kvfold-${about.name}.csv`);
+      download(await csv(header, rows), `kvfold-${about.name}.csv`);
     };
     tools.append(h("button", { className: "quiet", type: "button", onclick: save, "aria-label": `${about.title} as CSV` }, "CSV"));
   }

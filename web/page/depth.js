@@ -1,7 +1,7 @@
 // Depth: how alike neighbouring layers are, and what MiniCache makes of it.
 import { Chart, axis, curve, figureOf, rule, tooltip, wholes } from "./charts.js";
 import { choices, number, slider } from "./controls.js";
-import { bytes, count, counted, figure, fixed, h, percent } from "./dom.js";
+import { bytes, count, counted, figure, fixed, h, inFrames, percent } from "./dom.js";
 import { HeatMap, cosineColors } from "./heat.js";
 import { mergeOptions } from "./settings.js";
 
@@ -116,8 +116,9 @@ export function depth(app, into) {
     return tokenAt < app.settings.sinks || !(cosine >= app.settings.threshold);
   }
 
-  function cosineTable() {
-    const rows = [];
+  const cosineTable = () => ({ header: ["lower", "upper", "kind", "head", "token", "cosine", "merged"], rows: cosineRows() });
+
+  function* cosineRows() {
     const folds = decided();
     for (const [pair, { lower, upper, ...kinds }] of (app.data.probe ?? []).entries()) {
       for (const [kind] of KINDS) {
@@ -125,12 +126,11 @@ export function depth(app, into) {
         for (let head = 0; figures && head < figures.heads; head += 1) {
           for (let t = 0; t < figures.tokens; t += 1) {
             const cosine = value(figures, head, t);
-            rows.push([lower, upper, kind, head, t, cosine, isRaw(folds, pair, kind, head, t, cosine) ? 0 : 1]);
+            yield [lower, upper, kind, head, t, cosine, isRaw(folds, pair, kind, head, t, cosine) ? 0 : 1];
           }
         }
       }
     }
-    return { header: ["lower", "upper", "kind", "head", "token", "cosine", "merged"], rows };
   }
 
   function pairTable() {
@@ -171,27 +171,27 @@ export function depth(app, into) {
 
   const share = (f) => (f.rows ? (f.rows - f.retained) / f.rows : 0);
 
-  function paint() {
+  function paint(kind) {
     const probe = app.data.probe;
     if (!probe?.length) return;
     const each = heads();
     const folds = decided();
-    for (const [kind] of KINDS) {
-      const tokens = Math.max(...probe.map((rows) => rows[kind]?.tokens ?? 0));
-      maps[kind].set(probe.length * each, tokens, (row, column) => {
-        const pair = Math.floor(row / each);
-        const figures = probe[pair][kind];
-        const cosine = figures ? value(figures, row % each, column) : Number.NaN;
-        if (Number.isNaN(cosine)) return null;
+    const tokens = Math.max(...probe.map((rows) => rows[kind]?.tokens ?? 0));
+    maps[kind].set(probe.length * each, tokens, (pixels, row) => {
+      const [pair, head] = [Math.floor(row / each), row % each];
+      const figures = probe[pair][kind];
+      if (!figures || head >= figures.heads) return;
+      for (let column = 0; column < figures.tokens; column += 1) {
+        const cosine = value(figures, head, column);
+        if (Number.isNaN(cosine)) continue;
         const at = Math.round((Math.min(Math.max(cosine, -1), 1) * 0.5 + 0.5) * 255);
-        return isRaw(folds, pair, kind, row % each, column, cosine) ? colors.retained[at] : colors.merged[at];
-      });
-    }
+        pixels[column] = (isRaw(folds, pair, kind, head, column, cosine) ? colors.retained : colors.merged)[at];
+      }
+    });
   }
 
-  function tables() {
-    const merge = app.data.merge;
-    if (!merge) return;
+  function charts() {
+    if (!app.data.merge) return;
     const pairs = folded();
     const x = pairs.map((p) => p.lower);
     const of = (kind, pick) => pairs.map((p) => pick(p[kind]));
@@ -199,6 +199,11 @@ export function depth(app, into) {
     const error = (p) => p.keys.relative_error_merged ?? p.values.relative_error_merged;
     const none = pairs.every((p) => KINDS.every(([kind]) => share(p[kind]) === 0));
     merged.draw([x, of("keys", share), of("values", share), pairs.map(error)], none ? "No row reaches this threshold." : "");
+  }
+
+  function rowsOfTable() {
+    const merge = app.data.merge;
+    if (!merge) return;
     const row = (pair, kind, first) => {
       const f = pair[kind];
       const name = first ? [`${pair.lower}–${pair.upper}`, ...(pair.planned ? [" ", h("span", { className: "tag" }, "planned")] : [])] : [""];
@@ -212,18 +217,18 @@ export function depth(app, into) {
     table.setNote(`The totals fold the ${counted(planned, "planned pair")}: ${count(rows)} of ${count(all)} rows merge, ${count(merge.totals.bytes_before)} bytes become ${count(merge.totals.bytes_after)}.`);
   }
 
+  const [painted, told] = [inFrames(), inFrames()];
+  const live = () => painted(...KINDS.map(([kind]) => () => paint(kind)));
+  const render = () => {
+    live();
+    told(charts, rowsOfTable);
+  };
   return {
-    live: paint,
-    render() {
-      paint();
-      // A frame for each, so that neither holds the page up.
-      requestAnimationFrame(tables);
-    },
+    live,
+    render,
     theme() {
       colors = cosineColors();
-      paint();
-      cosines.redraw();
-      merged.redraw();
+      render();
     },
     options: () => mergeOptions(app.settings),
   };

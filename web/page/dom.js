@@ -80,17 +80,41 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** Rows as CSV. @param {string[]} header @param {any[][]} rows */
-export function csv(header, rows) {
+/** Rows as CSV, made in slices: there may be half a million. @param {string[]} header @param {Iterable<any[]>} rows */
+export async function csv(header, rows) {
   const cell = (x) => {
     const text = x === null || x === undefined ? "" : String(x);
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  return [header, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  const parts = [`${header.join(",")}\n`];
+  let [part, from] = ["", performance.now()];
+  for (const row of rows) {
+    part += `${row.map(cell).join(",")}\n`;
+    if (part.length < 1 << 14) continue;
+    parts.push(part);
+    part = "";
+    if (performance.now() - from < 12) continue;
+    await new Promise((resolve) => setTimeout(resolve));
+    from = performance.now();
+  }
+  return new Blob([...parts, part], { type: "text/csv" });
 }
 
 /** The value of a custom property of the style sheet. */
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Takes steps that are run one a frame, so that none of them holds the page up for long; steps asked for later take their place. */
+export function inFrames() {
+  let asked = 0;
+  return (...steps) => {
+    cancelAnimationFrame(asked);
+    const next = () => {
+      steps.shift()?.();
+      if (steps.length) asked = requestAnimationFrame(next);
+    };
+    asked = requestAnimationFrame(next);
+  };
+}
 
 /** Calls at most once a frame. @param {() => void} run */
 export function framed(run) {

@@ -1,7 +1,7 @@
 // Sketch: what coding keys and values in few bits does to attention.
 import { Chart, axis, curve, figureOf, tooltip, wholes } from "./charts.js";
 import { choices, list, number, slider } from "./controls.js";
-import { bytes, figure, h, percent, ratio, token } from "./dom.js";
+import { bytes, figure, h, inFrames, percent, ratio, token } from "./dom.js";
 import { HeatMap, ramp } from "./heat.js";
 import { PRESETS } from "./settings.js";
 
@@ -115,39 +115,45 @@ export function sketch(app, into) {
     });
   }
 
-  function headTable(columns) {
+  const headTable = (columns) => ({ header: ["query", "token", ...columns], rows: headRows(columns) });
+
+  function* headRows(columns) {
     const a = app.data.attend;
-    const rows = [];
     for (let q = 0; a && q < a.queries; q += 1) {
       for (let t = 0; t < a.tokens; t += 1) {
         const at = q * a.tokens + t;
-        if (!Number.isNaN(a.exact_scores[at])) rows.push([a.first_query + q, t, ...columns.map((name) => a[name][at])]);
+        if (!Number.isNaN(a.exact_scores[at])) yield [a.first_query + q, t, ...columns.map((name) => a[name][at])];
       }
     }
-    return { header: ["query", "token", ...columns], rows };
   }
 
-  /** Coded keys of the head: pairs of scores in order of the exact one, at most so many. */
+  /** Coded keys of the head: exact scores in order and the estimated ones, at most so many. */
   function points(most = 6000) {
     const a = app.data.attend;
     const { sinks, recent } = app.settings;
-    const all = [];
-    for (let at = 0; at < a.exact_scores.length; at += 1) {
-      const t = at % a.tokens;
-      const coded = t >= sinks && t + recent < (app.info?.lengths[0] ?? a.tokens);
-      if (coded && !Number.isNaN(a.exact_scores[at])) all.push([a.exact_scores[at], a.estimated_scores[at]]);
+    const end = Math.min(a.tokens, (app.info?.lengths[0] ?? a.tokens) - recent);
+    const places = [];
+    let [sx, sy] = [0, 0];
+    for (let from = 0; from < a.exact_scores.length; from += a.tokens) {
+      for (let at = from + sinks; at < from + end; at += 1) {
+        if (Number.isNaN(a.exact_scores[at])) continue;
+        places.push(at);
+        sx += a.exact_scores[at];
+        sy += a.estimated_scores[at];
+      }
     }
-    const n = all.length;
-    const [mx, my] = [0, 1].map((i) => all.reduce((sum, p) => sum + p[i], 0) / n);
+    const n = places.length;
     let [xx, yy, xy] = [0, 0, 0];
-    for (const [x, y] of all) {
-      xx += (x - mx) ** 2;
-      yy += (y - my) ** 2;
-      xy += (x - mx) * (y - my);
+    for (const at of places) {
+      const [x, y] = [a.exact_scores[at] - sx / n, a.estimated_scores[at] - sy / n];
+      xx += x * x;
+      yy += y * y;
+      xy += x * y;
     }
     const step = Math.max(1, Math.ceil(n / most));
-    const shown = all.filter((_, i) => i % step === 0).sort((p, q) => p[0] - q[0]);
-    return { shown, n, correlation: n > 1 ? xy / Math.sqrt(xx * yy) : null };
+    const shown = Float64Array.from({ length: Math.ceil(n / step) }, (_, i) => places[i * step]).sort((p, q) => a.exact_scores[p] - a.exact_scores[q]);
+    const data = [a.exact_scores, a.estimated_scores].map((scores) => Array.from(shown, (at) => scores[at]));
+    return { data, n, correlation: n > 1 ? xy / Math.sqrt(xx * yy) : null };
   }
 
   function scatterChart(width) {
@@ -196,26 +202,40 @@ export function sketch(app, into) {
     };
   }
 
-  function attention() {
-    const a = app.data.attend;
-    if (!a || a.queries === 0) return;
-    const { shown, n, correlation } = points();
-    scatter.draw([shown.map((p) => p[0]), shown.map((p) => p[1])], n ? "" : "All of this head’s keys stay raw.");
+  function cloud() {
+    const { data, n, correlation } = points();
+    scatter.draw(data, n ? "" : "All of this head’s keys stay raw.");
     scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
+  }
+
+  function one() {
+    const a = app.data.attend;
     const q = query();
     const row = (name) => Array.from(a[name].subarray(q * a.tokens, (q + 1) * a.tokens), (x) => (Number.isNaN(x) ? null : x));
     lines.draw([Array.from({ length: a.tokens }, (_, t) => t), row("exact_weights"), row("estimated_weights")]);
     weights.setNote(`Layer ${app.settings.layer}, head ${app.settings.head}, the query at token ${a.first_query + q}.`);
+  }
+
+  function paint(kind) {
+    const a = app.data.attend;
+    const found = a[`${kind}_weights`];
     const colors = ramp("--sunk", "--c3", "--value", "--ink");
     const most = a.exact_weights.reduce((most, x) => (x > most ? x : most), 1e-9);
-    for (const kind of ["exact", "estimated"]) {
-      maps[kind].chosen = q;
-      maps[kind].set(a.queries, a.tokens, (r, c) => {
-        const x = a[`${kind}_weights`][r * a.tokens + c];
+    maps[kind].chosen = query();
+    maps[kind].set(a.queries, a.tokens, (pixels, row) => {
+      for (let column = 0; column < a.tokens; column += 1) {
+        const x = found[row * a.tokens + column];
         // The square root shows small weights too; both maps share the scale.
-        return Number.isNaN(x) ? null : colors[Math.round(Math.sqrt(Math.min(Math.max(x / most, 0), 1)) * 255)];
-      });
-    }
+        if (!Number.isNaN(x)) pixels[column] = colors[Math.round(Math.sqrt(Math.min(Math.max(x / most, 0), 1)) * 255)];
+      }
+    });
+  }
+
+  const [headDrawn, layersDrawn] = [inFrames(), inFrames()];
+  /** Draws a head, while somebody looks. */
+  function attention() {
+    if (!app.data.attend?.queries || app.settings.view !== "sketch") return;
+    headDrawn(cloud, one, () => paint("exact"), () => paint("estimated"));
   }
 
   const all = () => app.methods();
@@ -293,13 +313,11 @@ export function sketch(app, into) {
       relevant();
       attention();
       table();
-      layered();
+      layersDrawn(layered);
     },
     theme() {
       attention();
-      scatter.redraw();
-      lines.redraw();
-      errors.redraw();
+      layersDrawn(layered);
     },
   };
 }
