@@ -3,29 +3,7 @@ import assert from "node:assert/strict";
 
 import { drop } from "./harness.mjs";
 import { alike } from "./made.mjs";
-import { PAGE, small } from "./page.mjs";
-
-/** Keeps every device of the page's worker, and counts its buffers. */
-const WATCHED = `
-  const made = [];
-  self.watched = { devices: [], buffers: made };
-  if (self.GPUAdapter) {
-    const request = GPUAdapter.prototype.requestDevice;
-    GPUAdapter.prototype.requestDevice = async function (...args) {
-      const device = await request.apply(this, args);
-      self.watched.devices.push(device);
-      device.lost.then(() => { device.isLost = true; });
-      return device;
-    };
-  }
-`;
-
-const watch = {
-  before: (page) => page.route("**/pkg/worker.js", async (route) => {
-    const response = await route.fetch();
-    await route.fulfill({ response, body: WATCHED + (await response.text()) });
-  }),
-};
+import { PAGE, small, watch } from "./page.mjs";
 
 async function room(browser) {
   const page = await small(browser, { view: "engine" });
