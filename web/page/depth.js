@@ -1,6 +1,6 @@
 // Depth: how alike neighbouring layers are, and what MiniCache makes of it.
 import { Chart, axis, curve, figureOf, rule, tooltip, wholes } from "./charts.js";
-import { choices, number, slider } from "./controls.js";
+import { list, number, slider } from "./controls.js";
 import { bytes, count, counted, figure, fixed, h, inFrames, percent } from "./dom.js";
 import { HeatMap, cosineColors } from "./heat.js";
 import { mergeOptions } from "./settings.js";
@@ -25,7 +25,7 @@ export function depth(app, into) {
     slider(app, { name: "t", label: "Direction at t", min: 0, max: 1, step: 0.05, text: (x) => x.toFixed(2), hint: "0 is the lower layer’s direction, 1 the upper’s" }),
     slider(app, { name: "start", label: "Pair from depth", min: 0, max: 1, step: 0.05, text: (x) => percent(x, 0) }),
     number(app, { name: "sinks", label: "First tokens kept raw", min: 0, max: 64 }),
-    choices(app, { name: "mode", label: "Store", options: [["shared", "Shared direction"], ["anchor", "Lower layer’s rows"]] }),
+    list(app, { name: "mode", label: "Merged rows are kept as", options: [["shared", "a shared direction"], ["anchor", "the lower layer’s rows"]] }),
   );
 
   const maps = Object.fromEntries(KINDS.map(([kind, title]) => [kind, heat(kind, title)]));
@@ -198,7 +198,7 @@ export function depth(app, into) {
     cosines.draw([x, of("keys", (f) => f.cosine.mean), of("keys", (f) => f.cosine.p5), of("values", (f) => f.cosine.mean), of("values", (f) => f.cosine.p5)]);
     const error = (p) => p.keys.relative_error_merged ?? p.values.relative_error_merged;
     const none = pairs.every((p) => KINDS.every(([kind]) => share(p[kind]) === 0));
-    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)], none ? "No row reaches this threshold." : "");
+    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)], none ? "Nothing merges at this threshold." : "");
   }
 
   function rowsOfTable() {

@@ -229,14 +229,23 @@ class App {
     this.views.sketch.pickers();
   }
 
+  #cancelled = 0;
+  /** Ends what is at work, and what would have followed it. */
+  cancel() {
+    this.#cancelled += 1;
+    this.engine.stop();
+  }
+
   async measure() {
+    const cancelled = this.#cancelled;
     const rows = await this.run("probe", "probe", [{}]);
     if (!rows) return;
     this.data.probe = rows;
     this.views.depth.live();
-    await this.merge();
-    await this.sketch();
-    await this.estimate();
+    for (const step of [this.merge, this.sketch, this.estimate]) {
+      await step.call(this);
+      if (this.#cancelled !== cancelled) return;
+    }
     document.body.dataset.ready = "yes";
   }
 
@@ -257,7 +266,9 @@ class App {
   async sketch() {
     if (!this.data.probe) return;
     this.engine.cancel("others");
+    const cancelled = this.#cancelled;
     await this.attend();
+    if (this.#cancelled !== cancelled) return;
     // QJL is shown beside a preset, whose sizes the view of memory needs.
     const method = this.settings.method === "qjl" ? "balanced" : this.settings.method;
     const options = sketchOptions(this.settings, this.keyDim(), method);
@@ -389,7 +400,7 @@ byId("file").addEventListener("change", ({ target }) => {
   target.value = "";
 });
 byId("sample").addEventListener("click", () => app.sample());
-byId("cancel").addEventListener("click", () => app.engine.stop());
+byId("cancel").addEventListener("click", () => app.cancel());
 byId("link").addEventListener("click", async ({ target }) => {
   await navigator.clipboard.writeText(location.href);
   target.textContent = "Copied";

@@ -128,7 +128,7 @@ export function sketch(app, into) {
   }
 
   /** Coded keys of the head: exact scores in order and the estimated ones, at most so many. */
-  function points(most = 6000) {
+  function points(most = 4000) {
     const a = app.data.attend;
     const { sinks, recent } = app.settings;
     const end = Math.min(a.tokens, (app.info?.lengths[0] ?? a.tokens) - recent);
@@ -205,7 +205,7 @@ export function sketch(app, into) {
   function cloud() {
     const { data, n, correlation } = points();
     scatter.draw(data, n ? "" : "All of this head’s keys stay raw.");
-    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
+    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
   }
 
   function one() {
@@ -272,11 +272,17 @@ export function sketch(app, into) {
   }
   const colorOf = (name) => ({ qjl: "--value", int8: "--muted", int4: "--key" })[name] ?? "--accent";
 
+  /** Powers of ten alone: a line for each part of one would hide the curves. */
+  function decades(_, __, low, high) {
+    const [from, to] = [low, high].map((x) => Math.round(Math.log10(x)));
+    return Array.from({ length: to - from + 1 }, (_, i) => 10 ** (from + i));
+  }
+
   function errorChart(width) {
     return {
       width, height: 260, legend: { show: false },
       scales: { x: { time: false }, y: { distr: 3, log: 10 } },
-      axes: [wholes("layer"), axis("error", { size: 54 })],
+      axes: [wholes("layer"), axis("error", { size: 54, splits: decades })],
       series: [{}, ...curves().map(({ name }) => curve(NAMES[name], colorOf(name)))],
       plugins: [tooltip((i) => [`layer ${layerIndices()[i]}`, ...curves().map((c) => `${NAMES[c.name]}: ${figure(c.values[i])}`)])],
     };
