@@ -21,11 +21,11 @@ export function depth(app, into) {
   let colors = cosineColors();
   const lead = h("p", { className: "lead" }, "MiniCache stores two neighbouring layers’ rows on one shared direction where they point the same way. Each cell below is one token’s row in one KV head of two neighbouring layers: its colour is their cosine, and it turns green when the row would merge.");
   const controls = h("div", { className: "controls" },
-    slider(app, { name: "threshold", label: "Merge from cosine", min: -0.5, max: 1, step: 0.01, text: (x) => x.toFixed(2) }),
+    slider(app, { name: "threshold", label: "Merge at cosine", min: -0.5, max: 1, step: 0.01, text: (x) => x.toFixed(2) }),
     slider(app, { name: "t", label: "Direction at t", min: 0, max: 1, step: 0.05, text: (x) => x.toFixed(2), hint: "0 is the lower layer’s direction, 1 the upper’s" }),
     slider(app, { name: "start", label: "Pair from depth", min: 0, max: 1, step: 0.05, text: (x) => percent(x, 0) }),
     number(app, { name: "sinks", label: "First tokens kept raw", min: 0, max: 64 }),
-    list(app, { name: "mode", label: "Merged rows are kept as", options: [["shared", "a shared direction"], ["anchor", "the lower layer’s rows"]] }),
+    list(app, { name: "mode", label: "Merged rows are kept as", wide: true, options: [["shared", "a shared direction"], ["anchor", "the lower layer’s rows"]] }),
   );
 
   const maps = Object.fromEntries(KINDS.map(([kind, title]) => [kind, heat(kind, title)]));

@@ -62,7 +62,7 @@ export function room(app, into) {
     ]));
     const labels = await app.engine.session.variants();
     variants.textContent = labels.length ? labels.join("\n") : a.backend === "cpu" ? "none: the CPU twins compute" : "none yet";
-    ran.setNote(`${counted(labels.length, "variant")} compiled so far; a name says the kernel, its constants and its element types.`);
+    ran.setNote(labels.length ? `${counted(labels.length, "variant")} compiled so far; a name says the kernel, its constants and its element types.` : "");
   }
 
   async function time() {

@@ -26,7 +26,7 @@ export function sketch(app, into) {
     slider(app, { name: "hi", label: "Key bits, half 1", min: 1, max: 5, step: 1 }),
     slider(app, { name: "lo", label: "Key bits, half 2", min: -1, max: 5, step: 1, text: bits }),
     slider(app, { name: "values", label: "Value bits", min: 1, max: 5, step: 1 }),
-    list(app, { name: "centring", label: "Centring of keys", options: [["pre-rope", "mean, before RoPE"], ["block-mean", "means of 64 tokens"], ["none", "none"]] }),
+    list(app, { name: "centring", label: "Centring of keys", options: [["pre-rope", "before RoPE"], ["block-mean", "blocks of 64"], ["none", "none"]] }),
   ];
   const qjl = [
     list(app, { name: "projection", label: "Projection", options: [["gaussian", "Gaussian, as published"], ["orthogonal", "orthogonal"], ["hadamard", "Hadamard"]] }),
