@@ -23,11 +23,13 @@ const cells = (row) => row.locator("td").allInnerTexts();
 /** Layers of the sample: SwiftShader takes seconds for one, since it runs every barrier as a switch of coroutines. */
 const LAYERS = { cpu: 30, webgpu: 4 };
 
-/** One page with the sample for all tests that do not need another. */
-let shared;
+/** One page with the sample for all tests of a browser that do not need another. */
+const shared = new WeakMap();
 async function sample(browser) {
-  shared ??= browser.kind === "cpu" ? browser.page() : served(browser, first(await readFile(SAMPLE), LAYERS.webgpu));
-  return shared;
+  if (!shared.has(browser)) {
+    shared.set(browser, browser.kind === "cpu" ? browser.page() : served(browser, first(await readFile(SAMPLE), LAYERS.webgpu)));
+  }
+  return shared.get(browser);
 }
 
 /** A page that finds this file where the sample is. */
@@ -380,6 +382,4 @@ export const PAGE = [
 
 export const LAST = [["no_console_error_and_no_request_elsewhere", quiet]];
 
-/** Forgets the page that tests of one browser share. */
-export const forget = () => (shared = undefined);
 export { found };

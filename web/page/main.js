@@ -8,6 +8,8 @@ import { DEFAULTS, PRESETS, customPlanes, format, mergeOptions, parse, presetOf,
 import { NAMES, sketch } from "./sketch.js";
 
 const SAMPLE = "samples/smollm2_prose_s128.safetensors";
+// Its weights' file names a training run; people know the model by another name.
+const [RUN, MODEL] = ["Smollm2 135M 8k Lc100K Mix1 Ep2", "SmolLM2-135M-Instruct"];
 const VIEWS = ["depth", "sketch", "memory", "engine"];
 const CODE = ["hi", "lo", "values", "centring"];
 
@@ -216,8 +218,7 @@ class App {
     const info = this.info;
     if (!info) return;
     const first = info.layers[0];
-    // The sample is known by a better name than its file gives.
-    byId("model").textContent = this.fileName === null ? "SmolLM2-135M-Instruct" : (info.model ?? this.fileName);
+    byId("model").textContent = (info.model === RUN ? MODEL : info.model) ?? this.fileName ?? "A capture";
     byId("sample").hidden = this.fileName === null;
     const dims = first.key_dim === first.value_dim ? `${first.key_dim} channels` : `${first.key_dim} and ${first.value_dim} channels`;
     const facts = [

@@ -232,10 +232,11 @@ export function sketch(app, into) {
   }
 
   const [headDrawn, layersDrawn] = [inFrames(), inFrames()];
-  /** Draws a head, while somebody looks. */
+  /** Draws a head, while somebody looks; another capture may come between two frames. */
   function attention() {
     if (!app.data.attend?.queries || app.settings.view !== "sketch") return;
-    headDrawn(cloud, one, () => paint("exact"), () => paint("estimated"));
+    const steps = [cloud, one, () => paint("exact"), () => paint("estimated")];
+    headDrawn(...steps.map((step) => () => app.data.attend && step()));
   }
 
   const all = () => app.methods();
