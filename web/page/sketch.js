@@ -1,7 +1,7 @@
 // Sketch: what coding keys and values in few bits does to attention.
 import { Chart, axis, curve, figureOf, tooltip, wholes } from "./charts.js";
 import { choices, list, number, slider } from "./controls.js";
-import { bytes, figure, h, inFrames, percent, ratio, token } from "./dom.js";
+import { bytes, count, figure, h, inFrames, percent, ratio, token } from "./dom.js";
 import { HeatMap, ramp } from "./heat.js";
 import { PRESETS } from "./settings.js";
 
@@ -205,7 +205,7 @@ export function sketch(app, into) {
   function cloud() {
     const { data, n, correlation } = points();
     scatter.draw(data, n ? "" : "All of this head’s keys stay raw.");
-    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
+    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${count(n)} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
   }
 
   function one() {
@@ -260,7 +260,7 @@ export function sketch(app, into) {
     }));
     const few = 2 * coded < tokens ? " On a capture this short most tokens stay raw: judge by bits and by the columns without a window." : "";
     const centred = typeof centring === "object" ? "RoPE unknown, so means of blocks" : "means before RoPE";
-    methods.setNote(`The first ${sinks} and the last ${recent} tokens raw under every code, ${centred}: ${coded} of ${tokens} tokens are coded.${few}`);
+    methods.setNote(`The first ${sinks} and the last ${recent} tokens raw under every code, ${centred}: ${count(coded)} of ${count(tokens)} tokens are coded.${few}`);
   }
 
   const layerIndices = () => (app.data.sketch?.planes?.layers ?? []).map((l) => l.layer);
