@@ -1,7 +1,8 @@
 // The engine room, lost devices, memory, and the bindings by themselves.
 import assert from "node:assert/strict";
+import { join } from "node:path";
 
-import { drop } from "./harness.mjs";
+import { SHOTS, drop } from "./harness.mjs";
 import { alike } from "./made.mjs";
 import { PAGE, small, watch } from "./page.mjs";
 
@@ -30,6 +31,7 @@ async function room(browser) {
   const copied = await page.evaluate(() => navigator.clipboard.readText());
   assert.match(copied, /^kvfold [\d.]+ self-test in a browser\nadapter: .*swiftshader.*software/i);
   assert.match(copied, new RegExp(`${checks.length} passed, 0 failed$`));
+  await page.screenshot({ path: join(SHOTS, "webgpu-engine-run.png"), fullPage: true });
 }
 
 async function lost(browser) {
