@@ -52,7 +52,8 @@ const DIM: usize = 16;
 pub(crate) fn capture() -> Capture {
     let shape = |heads, tokens| Shape::new(1, heads, tokens, DIM).unwrap();
     let tensor = |shape: Shape, scale: f32, seed: u32| {
-        let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / u32::MAX as f32 - 0.5;
+        let number =
+            |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / u32::MAX as f32 - 0.5;
         let numbers: Vec<f32> = (0..shape.elements()).map(|i| scale * number(i)).collect();
         Tensor::from_f32(&numbers, DType::F16, shape).unwrap()
     };

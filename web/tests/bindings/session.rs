@@ -52,7 +52,8 @@ async fn a_capture_is_measured_on_the_cpu() {
     assert!((number(&probe, "1.values.cosines.9") - 1.0).abs() < 1e-5);
     let head = call(&session, "attend", &[object(r#"{"layer":1,"head":3}"#)]).await.unwrap();
     assert_eq!(number(&head, "exact_weights.length"), (8 * TOKENS) as f64);
-    let sketch = call(&session, "sketch", &[object(r#"{"presets":["balanced"],"layers":[2]}"#)]).await.unwrap();
+    let sketch =
+        call(&session, "sketch", &[object(r#"{"presets":["balanced"],"layers":[2]}"#)]).await.unwrap();
     assert_eq!(number(&sketch, "layers.0.layer"), 2.0);
     assert_eq!(text(&sketch, "planes.presets.0.name"), "balanced");
 }
