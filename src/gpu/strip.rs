@@ -45,6 +45,10 @@ impl Kept<'_> {
                 }
             }
         }
+        if self.begun {
+            self.begun = false;
+            return Some(b'\n');
+        }
         None
     }
 }
@@ -96,7 +100,10 @@ mod tests {
         const STRIPPED: [u8; length(TEXT)] = strip(TEXT);
         assert_eq!(str::from_utf8(&STRIPPED).unwrap(), WANT);
         assert_eq!(stripped(TEXT), WANT);
-        assert_eq!(length("fn f() {}"), 10, "a last line without its end gets one");
+        for last in ["fn f() {}", "fn f() {} // the end", "fn f() {}\n"] {
+            assert_eq!(stripped(last), "fn f() {}\n");
+            assert_eq!(length(last), 10);
+        }
         assert_eq!(length("// no more\n\n"), 0);
     }
 }
