@@ -13,6 +13,7 @@ mod readback;
 mod record;
 mod request;
 mod shader;
+mod strip;
 mod view;
 
 use std::collections::HashMap;

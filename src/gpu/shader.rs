@@ -1,9 +1,29 @@
 //! Kernels, their variants and their WGSL text.
 //!
 //! A kernel file is plain WGSL. A variant is that file behind the `enable` lines its target wants, a prelude of constants,
-//! and common modules chosen by capability. Nothing else is generated.
+//! and common modules chosen by capability. Nothing else is generated; what a browser gets has no comments.
 
+use super::strip;
 use crate::tensor::DType;
+
+/// The text of a file of `shaders/`.
+macro_rules! wgsl {
+    ($path:expr) => {{
+        #[cfg(not(target_arch = "wasm32"))]
+        const TEXT: &str = include_str!(concat!("../../shaders/", $path, ".wgsl"));
+        // Comments are a third of the texts, and a page's reader would wait for them.
+        #[cfg(target_arch = "wasm32")]
+        const TEXT: &str = {
+            const WHOLE: &str = include_str!(concat!("../../shaders/", $path, ".wgsl"));
+            const STRIPPED: [u8; strip::length(WHOLE)] = strip::strip(WHOLE);
+            match str::from_utf8(&STRIPPED) {
+                Ok(text) => text,
+                Err(_) => WHOLE,
+            }
+        };
+        TEXT
+    }};
+}
 
 /// A kernel: its file, its bindings and its workgroup size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,7 +85,7 @@ macro_rules! spec {
         Spec {
             folder: $folder,
             name: $name,
-            source: include_str!(concat!("../../shaders/", $folder, "/", $name, ".wgsl")),
+            source: wgsl!(concat!($folder, "/", $name)),
             bindings: $bindings,
             workgroup: $workgroup,
         }
@@ -174,44 +194,44 @@ pub(crate) enum Arithmetic {
 impl Module {
     fn source(self) -> &'static str {
         match self {
-            Self::Float => include_str!("../../shaders/common/float.wgsl"),
+            Self::Float => wgsl!("common/float"),
             Self::Load(DType::F16) => include_str!("../../shaders/common/load_f16.wgsl"),
             Self::Load(DType::Bf16) => include_str!("../../shaders/common/load_bf16.wgsl"),
             Self::Load(DType::F32) => include_str!("../../shaders/common/load_f32.wgsl"),
-            Self::Pair => include_str!("../../shaders/common/pair.wgsl"),
+            Self::Pair => wgsl!("common/pair"),
             Self::Bits(DType::F16) => include_str!("../../shaders/common/bits_f16.wgsl"),
             Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
             Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
-            Self::View => include_str!("../../shaders/common/view.wgsl"),
-            Self::Half => include_str!("../../shaders/common/half.wgsl"),
-            Self::Output => include_str!("../../shaders/common/output.wgsl"),
-            Self::AttentionParams => include_str!("../../shaders/common/attention.wgsl"),
-            Self::RawKeys => include_str!("../../shaders/attention/raw.wgsl"),
-            Self::Logits => include_str!("../../shaders/common/logits.wgsl"),
-            Self::Flash => include_str!("../../shaders/common/flash.wgsl"),
-            Self::Query => include_str!("../../shaders/common/query.wgsl"),
-            Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
-            Self::MiniCachePage => include_str!("../../shaders/minicache/page.wgsl"),
-            Self::MiniCacheStored => include_str!("../../shaders/minicache/stored.wgsl"),
-            Self::MiniCacheMeasure => include_str!("../../shaders/minicache/measure.wgsl"),
-            Self::MiniCacheWrite => include_str!("../../shaders/minicache/write.wgsl"),
-            Self::Slerp => include_str!("../../shaders/minicache/slerp.wgsl"),
-            Self::ProjectMatrix => include_str!("../../shaders/qjl/project_matrix.wgsl"),
-            Self::ProjectHadamard => include_str!("../../shaders/qjl/project_hadamard.wgsl"),
-            Self::RowPair => include_str!("../../shaders/qjl/row_pair.wgsl"),
-            Self::Scale => include_str!("../../shaders/qjl/scale.wgsl"),
-            Self::SketchDot => include_str!("../../shaders/qjl/sketch_dot.wgsl"),
-            Self::PlaneChannel => include_str!("../../shaders/planes/channel.wgsl"),
-            Self::PlaneAngle => include_str!("../../shaders/planes/angle.wgsl"),
-            Self::PlaneRotate => include_str!("../../shaders/planes/rotate.wgsl"),
-            Self::PlaneSketch => include_str!("../../shaders/planes/sketch.wgsl"),
-            Self::PlaneQuads => include_str!("../../shaders/planes/quads.wgsl"),
-            Self::PlaneDot(Arithmetic::Exact) => include_str!("../../shaders/planes/dot_exact.wgsl"),
-            Self::PlaneDot(Arithmetic::Fast) => include_str!("../../shaders/planes/dot_fast.wgsl"),
-            Self::PlaneMean => include_str!("../../shaders/planes/mean.wgsl"),
-            Self::PlaneScore => include_str!("../../shaders/planes/score.wgsl"),
-            Self::PlaneWeigh(Arithmetic::Exact) => include_str!("../../shaders/planes/weigh_exact.wgsl"),
-            Self::PlaneWeigh(Arithmetic::Fast) => include_str!("../../shaders/planes/weigh_fast.wgsl"),
+            Self::View => wgsl!("common/view"),
+            Self::Half => wgsl!("common/half"),
+            Self::Output => wgsl!("common/output"),
+            Self::AttentionParams => wgsl!("common/attention"),
+            Self::RawKeys => wgsl!("attention/raw"),
+            Self::Logits => wgsl!("common/logits"),
+            Self::Flash => wgsl!("common/flash"),
+            Self::Query => wgsl!("common/query"),
+            Self::MiniCacheRow => wgsl!("minicache/row"),
+            Self::MiniCachePage => wgsl!("minicache/page"),
+            Self::MiniCacheStored => wgsl!("minicache/stored"),
+            Self::MiniCacheMeasure => wgsl!("minicache/measure"),
+            Self::MiniCacheWrite => wgsl!("minicache/write"),
+            Self::Slerp => wgsl!("minicache/slerp"),
+            Self::ProjectMatrix => wgsl!("qjl/project_matrix"),
+            Self::ProjectHadamard => wgsl!("qjl/project_hadamard"),
+            Self::RowPair => wgsl!("qjl/row_pair"),
+            Self::Scale => wgsl!("qjl/scale"),
+            Self::SketchDot => wgsl!("qjl/sketch_dot"),
+            Self::PlaneChannel => wgsl!("planes/channel"),
+            Self::PlaneAngle => wgsl!("planes/angle"),
+            Self::PlaneRotate => wgsl!("planes/rotate"),
+            Self::PlaneSketch => wgsl!("planes/sketch"),
+            Self::PlaneQuads => wgsl!("planes/quads"),
+            Self::PlaneDot(Arithmetic::Exact) => wgsl!("planes/dot_exact"),
+            Self::PlaneDot(Arithmetic::Fast) => wgsl!("planes/dot_fast"),
+            Self::PlaneMean => wgsl!("planes/mean"),
+            Self::PlaneScore => wgsl!("planes/score"),
+            Self::PlaneWeigh(Arithmetic::Exact) => wgsl!("planes/weigh_exact"),
+            Self::PlaneWeigh(Arithmetic::Fast) => wgsl!("planes/weigh_fast"),
         }
     }
 }
@@ -377,16 +397,10 @@ impl Variant {
                 }
             };
         }
-        let shared = [
-            include_str!("../../shaders/common/invocation.wgsl"),
-            include_str!("../../shaders/common/reduce_shared.wgsl"),
-        ];
-        let by_subgroup = [
-            include_str!("../../shaders/common/invocation_subgroups.wgsl"),
-            include_str!("../../shaders/common/reduce_subgroups.wgsl"),
-        ];
+        let shared = [wgsl!("common/invocation"), wgsl!("common/reduce_shared")];
+        let by_subgroup = [wgsl!("common/invocation_subgroups"), wgsl!("common/reduce_subgroups")];
         let [invocation, reduce] = if self.subgroups.is_some() { by_subgroup } else { shared };
-        text += include_str!("../../shaders/common/place.wgsl");
+        text += wgsl!("common/place");
         text += invocation;
         if self.constants.iter().any(|constant| matches!(constant, Const::U32("LANES", _))) {
             text += reduce;
@@ -394,6 +408,11 @@ impl Variant {
         for module in &self.modules {
             text += module.source();
         }
-        text + spec.source
+        text += spec.source;
+        #[cfg(not(target_arch = "wasm32"))]
+        if target == Target::Web {
+            text = strip::stripped(&text);
+        }
+        text
     }
 }

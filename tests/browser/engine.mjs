@@ -1,31 +1,10 @@
 // The engine room, lost devices, memory, and the bindings by themselves.
 import assert from "node:assert/strict";
+import { join } from "node:path";
 
-import { drop } from "./harness.mjs";
+import { SHOTS, drop } from "./harness.mjs";
 import { alike } from "./made.mjs";
-import { PAGE, small } from "./page.mjs";
-
-/** Keeps every device of the page's worker, and counts its buffers. */
-const WATCHED = `
-  const made = [];
-  self.watched = { devices: [], buffers: made };
-  if (self.GPUAdapter) {
-    const request = GPUAdapter.prototype.requestDevice;
-    GPUAdapter.prototype.requestDevice = async function (...args) {
-      const device = await request.apply(this, args);
-      self.watched.devices.push(device);
-      device.lost.then(() => { device.isLost = true; });
-      return device;
-    };
-  }
-`;
-
-const watch = {
-  before: (page) => page.route("**/pkg/worker.js", async (route) => {
-    const response = await route.fetch();
-    await route.fulfill({ response, body: WATCHED + (await response.text()) });
-  }),
-};
+import { PAGE, small, watch } from "./page.mjs";
 
 async function room(browser) {
   const page = await small(browser, { view: "engine" });
@@ -52,6 +31,7 @@ async function room(browser) {
   const copied = await page.evaluate(() => navigator.clipboard.readText());
   assert.match(copied, /^kvfold [\d.]+ self-test in a browser\nadapter: .*swiftshader.*software/i);
   assert.match(copied, new RegExp(`${checks.length} passed, 0 failed$`));
+  await page.screenshot({ path: join(SHOTS, "webgpu-engine-run.png"), fullPage: true });
 }
 
 async function lost(browser) {

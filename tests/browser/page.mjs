@@ -23,11 +23,13 @@ const cells = (row) => row.locator("td").allInnerTexts();
 /** Layers of the sample: SwiftShader takes seconds for one, since it runs every barrier as a switch of coroutines. */
 const LAYERS = { cpu: 30, webgpu: 4 };
 
-/** One page with the sample for all tests that do not need another. */
-let shared;
+/** One page with the sample for all tests of a browser that do not need another. */
+const shared = new WeakMap();
 async function sample(browser) {
-  shared ??= browser.kind === "cpu" ? browser.page() : served(browser, first(await readFile(SAMPLE), LAYERS.webgpu));
-  return shared;
+  if (!shared.has(browser)) {
+    shared.set(browser, browser.kind === "cpu" ? browser.page() : served(browser, first(await readFile(SAMPLE), LAYERS.webgpu)));
+  }
+  return shared.get(browser);
 }
 
 /** A page that finds this file where the sample is. */
@@ -49,7 +51,7 @@ async function reported(browser, ...options) {
 
 async function loads(browser) {
   const page = await sample(browser);
-  assert.equal(await page.locator("#model").innerText(), "Smollm2 135M 8k Lc100K Mix1 Ep2");
+  assert.equal(await page.locator("#model").innerText(), "SmolLM2-135M-Instruct");
   const facts = await page.locator("#facts").innerText();
   for (const fact of [`${LAYERS[browser.kind]} layers`, "3 KV heads of 64 channels", "9 query heads", "128 tokens"]) assert.ok(facts.includes(fact), facts);
   const says = await page.locator("#says").innerText();
@@ -156,6 +158,29 @@ async function codes(browser) {
 export async function small(browser, settings = {}, about = {}) {
   return served(browser, alike(4, 96, { model: "small" }), settings, about);
 }
+
+/** Keeps every device of the page's worker, and counts its buffers. */
+const WATCHED = `
+  const made = [];
+  self.watched = { devices: [], buffers: made };
+  if (self.GPUAdapter) {
+    const request = GPUAdapter.prototype.requestDevice;
+    GPUAdapter.prototype.requestDevice = async function (...args) {
+      const device = await request.apply(this, args);
+      self.watched.devices.push(device);
+      device.lost.then(() => { device.isLost = true; });
+      return device;
+    };
+  }
+`;
+
+/** Options of a page whose devices are kept. */
+export const watch = {
+  before: (page) => page.route("**/pkg/worker.js", async (route) => {
+    const response = await route.fetch();
+    await route.fulfill({ response, body: WATCHED + (await response.text()) });
+  }),
+};
 
 async function dropped(browser) {
   const page = await small(browser);
@@ -357,6 +382,4 @@ export const PAGE = [
 
 export const LAST = [["no_console_error_and_no_request_elsewhere", quiet]];
 
-/** Forgets the page that tests of one browser share. */
-export const forget = () => (shared = undefined);
 export { found };

@@ -3,9 +3,10 @@
 import { csv, download, h, token } from "./dom.js";
 
 /**
- * A figure: title, note, body, legend, and the buttons that save it.
- * @param {{ title: string, name: string, note?: string, full?: boolean, legend?: [string, string, boolean?][],
- *   table?: () => { header: string[], rows: any[][] }, picture?: boolean }} about
+ * A figure: title, note, body, legend, and the buttons that save it. A legend's entry is a text, the names of its colour or
+ * of the colours of a ramp, and how it is drawn where that is no square: line, dashes, dots, outline.
+ * @param {{ title: string, name: string, note?: string, full?: boolean, legend?: [string, string, string?][],
+ *   table?: () => { header: string[], rows: Iterable<any[]> }, picture?: boolean }} about
  */
 export function figureOf(about, ...body) {
   const note = h("p", { className: "note" }, about.note ?? "");
@@ -22,10 +23,11 @@ export function figureOf(about, ...body) {
   );
   const setLegend = (entries = []) => {
     legend.replaceChildren(
-      ...entries.map(([text, color, line]) => {
-        const swatch = h("i", { className: line ? "line" : "" });
-        swatch.style.background = color.startsWith("--") ? `var(${color})` : color;
-        if (color.startsWith("linear")) swatch.className = "ramp";
+      ...entries.map(([text, color, kind]) => {
+        const colors = color.split(" ").map((name) => `var(${name})`);
+        const swatch = h("i", { className: colors.length > 1 ? "ramp" : (kind ?? ""), "data-color": color });
+        swatch.style.color = colors[0];
+        if (colors.length > 1) swatch.style.background = `linear-gradient(90deg, ${colors})`;
         return h("span", {}, swatch, text);
       }),
     );
@@ -36,9 +38,9 @@ export function figureOf(about, ...body) {
     tools.append(h("button", { className: "quiet", type: "button", onclick: save, "aria-label": `${about.title} as PNG` }, "PNG"));
   }
   if (about.table) {
-    const save = () => {
+    const save = async () => {
       const { header, rows } = about.table();
-      download(new Blob([csv(header, rows)], { type: "text/csv" }), `kvfold-${about.name}.csv`);
+      download(await csv(header, rows), `kvfold-${about.name}.csv`);
     };
     tools.append(h("button", { className: "quiet", type: "button", onclick: save, "aria-label": `${about.title} as CSV` }, "CSV"));
   }
@@ -71,12 +73,20 @@ function picture(title, content, legend, name) {
   for (const entry of legend.children) {
     const swatch = entry.querySelector("i");
     if (swatch) {
-      pen.fillStyle = getComputedStyle(swatch).backgroundColor;
-      pen.fillRect(x, y - 9, 11, 11);
+      const { width } = swatch.getBoundingClientRect();
+      const colors = swatch.dataset.color.split(" ").map(token);
+      pen.fillStyle = colors[0];
+      if (colors.length > 1) {
+        pen.fillStyle = pen.createLinearGradient(x, 0, x + width, 0);
+        colors.forEach((color, i) => pen.fillStyle.addColorStop(i / (colors.length - 1), color));
+      }
+      const thin = ["line", "dashes", "dots"].includes(swatch.className);
+      pen.fillRect(x, thin ? y - 5 : y - 9, width, thin ? 3 : 11);
+      x += width + 5;
     }
     pen.fillStyle = token("--muted");
-    pen.fillText(entry.textContent, x + 16, y);
-    x += pen.measureText(entry.textContent).width + 34;
+    pen.fillText(entry.textContent, x, y);
+    x += pen.measureText(entry.textContent).width + 18;
   }
   pen.textAlign = "right";
   pen.fillText("kvfold", box.width + pad, pad + 12);
@@ -88,11 +98,14 @@ export class Chart {
   #plot = null;
   #make;
   #data = null;
+  #none;
 
   /** @param {(width: number) => any} options uPlot's options for a width */
   constructor(options, label) {
     this.#make = options;
-    this.element = h("div", { role: "img", "aria-label": label });
+    this.element = h("div", { className: "chart", role: "img", "aria-label": label });
+    this.#none = h("p", { hidden: true });
+    this.element.append(this.#none);
     new ResizeObserver(() => this.#resize()).observe(this.element);
   }
 
@@ -100,9 +113,11 @@ export class Chart {
     this.element.setAttribute("aria-label", text);
   }
 
-  /** Draws data: arrays of x and of each curve. */
-  draw(data) {
+  /** Draws data: arrays of x and of each curve; `none` is said over a plot that shows nothing. */
+  draw(data, none = "") {
     this.#data = data;
+    this.#none.textContent = none;
+    this.#none.hidden = none === "";
     this.redraw();
   }
 

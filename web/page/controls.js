@@ -24,7 +24,7 @@ export function slider(app, about) {
   return h("div", { className: "control", "data-setting": about.name }, h("label", { htmlFor: id }, about.label, output), input);
 }
 
-/** A list to choose from. @param {any} app @param {{ name: string, label: string, options: [any, string][] }} about */
+/** A list to choose from. @param {any} app @param {{ name: string, label: string, options: [any, string][], wide?: boolean }} about */
 export function list(app, about) {
   const id = `list-${about.name}-${(serial += 1)}`;
   const select = h("select", {
@@ -40,7 +40,8 @@ export function list(app, about) {
   };
   fill(about.options);
   app.bind(about.name, () => (select.value = String(app.settings[about.name])));
-  const element = h("div", { className: "control", "data-setting": about.name }, h("label", { htmlFor: id }, about.label), select);
+  const className = `control${about.wide ? " long" : ""}`;
+  const element = h("div", { className, "data-setting": about.name }, h("label", { htmlFor: id }, about.label), select);
   return Object.assign(element, { fill });
 }
 

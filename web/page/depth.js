@@ -1,7 +1,7 @@
 // Depth: how alike neighbouring layers are, and what MiniCache makes of it.
 import { Chart, axis, curve, figureOf, rule, tooltip, wholes } from "./charts.js";
-import { choices, number, slider } from "./controls.js";
-import { bytes, count, counted, figure, h, percent } from "./dom.js";
+import { list, number, slider } from "./controls.js";
+import { bytes, count, counted, figure, fixed, h, inFrames, percent } from "./dom.js";
 import { HeatMap, cosineColors } from "./heat.js";
 import { mergeOptions } from "./settings.js";
 
@@ -21,16 +21,16 @@ export function depth(app, into) {
   let colors = cosineColors();
   const lead = h("p", { className: "lead" }, "MiniCache stores two neighbouring layers’ rows on one shared direction where they point the same way. Each cell below is one token’s row in one KV head of two neighbouring layers: its colour is their cosine, and it turns green when the row would merge.");
   const controls = h("div", { className: "controls" },
-    slider(app, { name: "threshold", label: "Merge from cosine", min: -0.5, max: 1, step: 0.01, text: (x) => x.toFixed(2) }),
+    slider(app, { name: "threshold", label: "Merge at cosine", min: -0.5, max: 1, step: 0.01, text: (x) => x.toFixed(2) }),
     slider(app, { name: "t", label: "Direction at t", min: 0, max: 1, step: 0.05, text: (x) => x.toFixed(2), hint: "0 is the lower layer’s direction, 1 the upper’s" }),
-    slider(app, { name: "start", label: "Pair layers from depth", min: 0, max: 1, step: 0.05, text: (x) => percent(x, 0) }),
+    slider(app, { name: "start", label: "Pair from depth", min: 0, max: 1, step: 0.05, text: (x) => percent(x, 0) }),
     number(app, { name: "sinks", label: "First tokens kept raw", min: 0, max: 64 }),
-    choices(app, { name: "mode", label: "Store", options: [["shared", "Shared direction"], ["anchor", "Lower layer’s rows"]] }),
+    list(app, { name: "mode", label: "Merged rows are kept as", wide: true, options: [["shared", "a shared direction"], ["anchor", "the lower layer’s rows"]] }),
   );
 
   const maps = Object.fromEntries(KINDS.map(([kind, title]) => [kind, heat(kind, title)]));
   const legend = () => [
-    ["cosine −1 to +1, kept raw", "linear-gradient(90deg, var(--low), var(--mid), var(--high))"], ["merged", "--merged"],
+    ["cosine −1 to +1, kept raw", "--low --mid --high"], ["merged", "--merged"],
   ];
   const heats = figureOf(
     {
@@ -45,8 +45,8 @@ export function depth(app, into) {
   const curves = figureOf(
     {
       title: "Cosine by depth", name: "cosine-by-depth",
-      note: "Mean over a pair’s rows, and the 5th percentile below it. The dashed line is the threshold.",
-      legend: [["keys, mean", "--key", true], ["values, mean", "--value", true], ["threshold", "--muted", true]],
+      note: "Mean over a pair’s rows, and the 5th percentile below it.",
+      legend: [["keys, mean", "--key", "line"], ["values, mean", "--value", "line"], ["5th percentile", "--ink", "dots"], ["threshold", "--muted", "dashes"]],
       table: () => ({
         header: ["lower", "upper", "key_mean", "key_p5", "key_p95", "value_mean", "value_p5", "value_p95"],
         rows: folded().map((p) => [p.lower, p.upper, ...KINDS.flatMap(([k]) => [p[k].cosine.mean, p[k].cosine.p5, p[k].cosine.p95])]),
@@ -59,7 +59,7 @@ export function depth(app, into) {
     {
       title: "What merges, and at what error", name: "merged-by-depth",
       note: "Share of a pair’s rows that merge, and the error of the merged rows as a share of their norm.",
-      legend: [["keys merge", "--key", true], ["values merge", "--value", true], ["error of merged rows", "--merged", true]],
+      legend: [["keys merge", "--key", "line"], ["values merge", "--value", "line"], ["error of merged rows", "--merged", "dashes"]],
       table: pairTable,
     },
     merged.element,
@@ -96,7 +96,7 @@ export function depth(app, into) {
         if (!figures) return [`layers ${pairName(rows)}`, "no pair"];
         const cosine = value(figures, head, column);
         const kept = isRaw(decided(), rows.upper - 1, kind, head, column, cosine);
-        return [`layers ${pairName(rows)}, head ${head}, token ${column}`, `cosine ${cosine.toFixed(4)}: ${kept ? "kept raw" : "merges"}`];
+        return [`layers ${pairName(rows)}, head ${head}, token ${column}`, `cosine ${fixed(cosine, 4)}: ${kept ? "kept raw" : "merges"}`];
       },
     });
   }
@@ -116,8 +116,9 @@ export function depth(app, into) {
     return tokenAt < app.settings.sinks || !(cosine >= app.settings.threshold);
   }
 
-  function cosineTable() {
-    const rows = [];
+  const cosineTable = () => ({ header: ["lower", "upper", "kind", "head", "token", "cosine", "merged"], rows: cosineRows() });
+
+  function* cosineRows() {
     const folds = decided();
     for (const [pair, { lower, upper, ...kinds }] of (app.data.probe ?? []).entries()) {
       for (const [kind] of KINDS) {
@@ -125,12 +126,11 @@ export function depth(app, into) {
         for (let head = 0; figures && head < figures.heads; head += 1) {
           for (let t = 0; t < figures.tokens; t += 1) {
             const cosine = value(figures, head, t);
-            rows.push([lower, upper, kind, head, t, cosine, isRaw(folds, pair, kind, head, t, cosine) ? 0 : 1]);
+            yield [lower, upper, kind, head, t, cosine, isRaw(folds, pair, kind, head, t, cosine) ? 0 : 1];
           }
         }
       }
     }
-    return { header: ["lower", "upper", "kind", "head", "token", "cosine", "merged"], rows };
   }
 
   function pairTable() {
@@ -171,37 +171,43 @@ export function depth(app, into) {
 
   const share = (f) => (f.rows ? (f.rows - f.retained) / f.rows : 0);
 
-  function paint() {
+  function paint(kind) {
     const probe = app.data.probe;
     if (!probe?.length) return;
     const each = heads();
     const folds = decided();
-    for (const [kind] of KINDS) {
-      const tokens = Math.max(...probe.map((rows) => rows[kind]?.tokens ?? 0));
-      maps[kind].set(probe.length * each, tokens, (row, column) => {
-        const pair = Math.floor(row / each);
-        const figures = probe[pair][kind];
-        const cosine = figures ? value(figures, row % each, column) : Number.NaN;
-        if (Number.isNaN(cosine)) return null;
+    const tokens = Math.max(...probe.map((rows) => rows[kind]?.tokens ?? 0));
+    maps[kind].set(probe.length * each, tokens, (pixels, row) => {
+      const [pair, head] = [Math.floor(row / each), row % each];
+      const figures = probe[pair][kind];
+      if (!figures || head >= figures.heads) return;
+      for (let column = 0; column < figures.tokens; column += 1) {
+        const cosine = value(figures, head, column);
+        if (Number.isNaN(cosine)) continue;
         const at = Math.round((Math.min(Math.max(cosine, -1), 1) * 0.5 + 0.5) * 255);
-        return isRaw(folds, pair, kind, row % each, column, cosine) ? colors.retained[at] : colors.merged[at];
-      });
-    }
+        pixels[column] = (isRaw(folds, pair, kind, head, column, cosine) ? colors.retained : colors.merged)[at];
+      }
+    });
   }
 
-  function tables() {
-    const merge = app.data.merge;
-    if (!merge) return;
+  function charts() {
+    if (!app.data.merge) return;
     const pairs = folded();
     const x = pairs.map((p) => p.lower);
     const of = (kind, pick) => pairs.map((p) => pick(p[kind]));
     cosines.draw([x, of("keys", (f) => f.cosine.mean), of("keys", (f) => f.cosine.p5), of("values", (f) => f.cosine.mean), of("values", (f) => f.cosine.p5)]);
     const error = (p) => p.keys.relative_error_merged ?? p.values.relative_error_merged;
-    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)]);
+    const none = pairs.every((p) => KINDS.every(([kind]) => share(p[kind]) === 0));
+    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)], none ? "Nothing merges at this threshold." : "");
+  }
+
+  function rowsOfTable() {
+    const merge = app.data.merge;
+    if (!merge) return;
     const row = (pair, kind, first) => {
       const f = pair[kind];
       const name = first ? [`${pair.lower}–${pair.upper}`, ...(pair.planned ? [" ", h("span", { className: "tag" }, "planned")] : [])] : [""];
-      const cells = [figure(f.cosine.mean), figure(f.cosine.p5), figure(f.cosine.p95), count(f.retained), count(f.rows), figure(f.relative_error), figure(f.relative_error_merged), bytes(f.bytes_before), bytes(f.bytes_after)];
+      const cells = [fixed(f.cosine.mean), fixed(f.cosine.p5), fixed(f.cosine.p95), count(f.retained), count(f.rows), figure(f.relative_error), figure(f.relative_error_merged), bytes(f.bytes_before), bytes(f.bytes_after)];
       return h("tr", {}, h("td", {}, ...name), h("td", { className: "left" }, kind === "keys" ? "K" : "V"), ...cells.map((text, i) => h("td", { className: i === 3 && f.retained < f.rows ? "ok" : "" }, text)));
     };
     body.replaceChildren(...merge.pairs.flatMap((pair) => pair.skipped
@@ -211,18 +217,18 @@ export function depth(app, into) {
     table.setNote(`The totals fold the ${counted(planned, "planned pair")}: ${count(rows)} of ${count(all)} rows merge, ${count(merge.totals.bytes_before)} bytes become ${count(merge.totals.bytes_after)}.`);
   }
 
+  const [painted, told] = [inFrames(), inFrames()];
+  const live = () => painted(...KINDS.map(([kind]) => () => paint(kind)));
+  const render = () => {
+    live();
+    told(charts, rowsOfTable);
+  };
   return {
-    live: paint,
-    render() {
-      paint();
-      // A frame for each, so that neither holds the page up.
-      requestAnimationFrame(tables);
-    },
+    live,
+    render,
     theme() {
       colors = cosineColors();
-      paint();
-      cosines.redraw();
-      merged.redraw();
+      render();
     },
     options: () => mergeOptions(app.settings),
   };

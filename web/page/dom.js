@@ -26,18 +26,41 @@ export const count = (n) => grouped.format(n);
 /** `1 layer`, `2 layers`. */
 export const counted = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-/** A figure with about three digits that matter; a dash where there is none. */
-export function figure(x) {
-  if (x === null || x === undefined || Number.isNaN(x)) return "–";
-  const size = Math.abs(x);
-  if (size !== 0 && size < 0.001) return x.toExponential(1);
-  return x.toFixed(size < 0.1 ? 4 : size < 10 ? 3 : size < 100 ? 1 : 0);
+/** A dash where there is no number. */
+const isNone = (x) => x === null || x === undefined || Number.isNaN(x);
+
+/** A number's text with a minus sign, which is as wide as a digit. */
+const signed = (text) => text.replace("-", "−");
+
+/** A power of ten as one writes it: `4.7·10⁻⁴`. */
+export function power(x) {
+  if (x === 0) return "0";
+  const [digits, exponent] = x.toExponential(1).split("e");
+  const raised = [...exponent.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
+  return `${signed(digits)}·10${raised}`;
 }
+
+/** A figure with about three digits that matter. */
+export function figure(x) {
+  if (isNone(x)) return "–";
+  const size = Math.abs(x);
+  if (size < 0.001) return power(x);
+  return signed(x.toFixed(size < 0.1 ? 4 : size < 10 ? 3 : size < 100 ? 1 : 0));
+}
+
+/** A number of a column: as many decimals in every line. */
+export const fixed = (x, decimals = 3) => (isNone(x) ? "–" : signed(x.toFixed(decimals)));
 
 /** A ratio as it is: unrounded enough that 0.9993 is not 1. */
 export const ratio = (x) => (x === null || x === undefined ? "–" : `${x.toFixed(x < 1.005 ? 4 : 2)}×`);
 
 export const percent = (x, digits = 1) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(digits)} %`);
+
+/** A size that is a power of two, as limits are. */
+export function binary(n) {
+  const power = Math.min(3, Math.floor(Math.log2(Math.max(1, n)) / 10));
+  return `${Number((n / 1024 ** power).toFixed(1))} ${["B", "KiB", "MiB", "GiB"][power]}`;
+}
 
 /** Bytes in decimal units. */
 export function bytes(n) {
@@ -57,17 +80,41 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** Rows as CSV. @param {string[]} header @param {any[][]} rows */
-export function csv(header, rows) {
+/** Rows as CSV, made in slices: there may be half a million. @param {string[]} header @param {Iterable<any[]>} rows */
+export async function csv(header, rows) {
   const cell = (x) => {
     const text = x === null || x === undefined ? "" : String(x);
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  return [header, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  const parts = [`${header.join(",")}\n`];
+  let [part, from] = ["", performance.now()];
+  for (const row of rows) {
+    part += `${row.map(cell).join(",")}\n`;
+    if (part.length < 1 << 14) continue;
+    parts.push(part);
+    part = "";
+    if (performance.now() - from < 12) continue;
+    await new Promise((resolve) => setTimeout(resolve));
+    from = performance.now();
+  }
+  return new Blob([...parts, part], { type: "text/csv" });
 }
 
 /** The value of a custom property of the style sheet. */
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Takes steps that are run one a frame, so that none of them holds the page up for long; steps asked for later take their place. */
+export function inFrames() {
+  let asked = 0;
+  return (...steps) => {
+    cancelAnimationFrame(asked);
+    const next = () => {
+      steps.shift()?.();
+      if (steps.length) asked = requestAnimationFrame(next);
+    };
+    asked = requestAnimationFrame(next);
+  };
+}
 
 /** Calls at most once a frame. @param {() => void} run */
 export function framed(run) {

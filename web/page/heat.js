@@ -58,23 +58,17 @@ export class HeatMap {
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Sets the data. @param {number} rows @param {number} columns @param {(row: number, column: number) => number | null} color of `ramp` */
-  set(rows, columns, color) {
+  /**
+   * Sets the data. @param {number} rows @param {number} columns
+   * @param {(pixels: Uint32Array, row: number) => void} fill colours a row's cells, of `ramp`; cells left as they are have no datum
+   */
+  set(rows, columns, fill) {
     this.rows = rows;
     this.columns = columns;
-    this.color = color;
-    this.paint();
-  }
-
-  /** Colours the cells again. */
-  paint() {
-    if (!this.color || this.rows === 0 || this.columns === 0) return;
-    const image = new ImageData(this.columns, this.rows);
-    const pixels = new Uint32Array(image.data.buffer);
-    const empty = pixel(rgb(token("--sunk")));
-    for (let row = 0, at = 0; row < this.rows; row += 1) {
-      for (let column = 0; column < this.columns; column += 1, at += 1) pixels[at] = this.color(row, column) ?? empty;
-    }
+    if (rows === 0 || columns === 0) return;
+    const image = new ImageData(columns, rows);
+    const pixels = new Uint32Array(image.data.buffer).fill(pixel(rgb(token("--sunk"))));
+    for (let row = 0; row < rows; row += 1) fill(pixels.subarray(row * columns, (row + 1) * columns), row);
     this.cells.width = this.columns;
     this.cells.height = this.rows;
     this.cells.getContext("2d").putImageData(image, 0, 0);

@@ -8,6 +8,8 @@ import { DEFAULTS, PRESETS, customPlanes, format, mergeOptions, parse, presetOf,
 import { NAMES, sketch } from "./sketch.js";
 
 const SAMPLE = "samples/smollm2_prose_s128.safetensors";
+// Its weights' file names a training run; people know the model by another name.
+const [RUN, MODEL] = ["Smollm2 135M 8k Lc100K Mix1 Ep2", "SmolLM2-135M-Instruct"];
 const VIEWS = ["depth", "sketch", "memory", "engine"];
 const CODE = ["hi", "lo", "values", "centring"];
 
@@ -154,7 +156,7 @@ class App {
     this.clear(key);
     const buttons = actions.map(([name, act]) => h("button", { type: "button", onclick: act }, name));
     const close = h("button", { type: "button", className: "quiet", "aria-label": "Dismiss", onclick: () => this.clear(key) }, "✕");
-    byId("banners").append(h("div", { className: `banner ${kind === "error" ? "error" : ""}`, "data-banner": key }, h("div", {}, h("strong", {}, strong), text), ...buttons, close));
+    byId("banners").append(h("div", { className: `banner ${kind === "error" ? "error" : ""}`, "data-banner": key }, h("div", {}, h("strong", {}, strong), text, buttons.length ? h("div", { className: "line" }, ...buttons) : null), close));
   }
 
   clear(key) {
@@ -216,7 +218,7 @@ class App {
     const info = this.info;
     if (!info) return;
     const first = info.layers[0];
-    byId("model").textContent = info.model ?? this.fileName ?? "A capture";
+    byId("model").textContent = (info.model === RUN ? MODEL : info.model) ?? this.fileName ?? "A capture";
     byId("sample").hidden = this.fileName === null;
     const dims = first.key_dim === first.value_dim ? `${first.key_dim} channels` : `${first.key_dim} and ${first.value_dim} channels`;
     const facts = [
@@ -228,14 +230,23 @@ class App {
     this.views.sketch.pickers();
   }
 
+  #cancelled = 0;
+  /** Ends what is at work, and what would have followed it. */
+  cancel() {
+    this.#cancelled += 1;
+    this.engine.stop();
+  }
+
   async measure() {
+    const cancelled = this.#cancelled;
     const rows = await this.run("probe", "probe", [{}]);
     if (!rows) return;
     this.data.probe = rows;
     this.views.depth.live();
-    await this.merge();
-    await this.sketch();
-    await this.estimate();
+    for (const step of [this.merge, this.sketch, this.estimate]) {
+      await step.call(this);
+      if (this.#cancelled !== cancelled) return;
+    }
     document.body.dataset.ready = "yes";
   }
 
@@ -256,7 +267,9 @@ class App {
   async sketch() {
     if (!this.data.probe) return;
     this.engine.cancel("others");
+    const cancelled = this.#cancelled;
     await this.attend();
+    if (this.#cancelled !== cancelled) return;
     // QJL is shown beside a preset, whose sizes the view of memory needs.
     const method = this.settings.method === "qjl" ? "balanced" : this.settings.method;
     const options = sketchOptions(this.settings, this.keyDim(), method);
@@ -388,7 +401,7 @@ byId("file").addEventListener("change", ({ target }) => {
   target.value = "";
 });
 byId("sample").addEventListener("click", () => app.sample());
-byId("cancel").addEventListener("click", () => app.engine.stop());
+byId("cancel").addEventListener("click", () => app.cancel());
 byId("link").addEventListener("click", async ({ target }) => {
   await navigator.clipboard.writeText(location.href);
   target.textContent = "Copied";

@@ -34,23 +34,22 @@ export function memory(app, into) {
   const models = h("select", { id: "models", onchange: () => choose(models.value) }, h("option", { value: "" }, "Choose, or type below"), ...MODELS.map(([value, text]) => h("option", { value }, text)));
   const rows = h("div", { className: "bars" });
   const estimates = figureOf(
-    { title: "Your model’s cache", name: "model", note: "Arithmetic on sizes for one sequence, keys and values alike; quality is what your own capture says.", picture: false, table: estimateTable },
-    h("div", { className: "controls", style: "border:0;padding:0 0 6px;background:none;grid-template-columns:1fr 1fr" },
+    { title: "Your model’s cache", name: "model", full: true, note: "Arithmetic on sizes for one sequence, keys and values alike; quality is what your own capture says.", picture: false, table: estimateTable },
+    h("div", { className: "pair-of" }, h("div", { className: "controls bare" },
       h("div", { className: "control wide" }, h("label", { htmlFor: "models" }, "Model"), models),
       number(app, { name: "mlayers", label: "Layers", min: 1, max: 1024 }),
       number(app, { name: "mheads", label: "KV heads", min: 1, max: 1024 }),
       number(app, { name: "mdim", label: "Head dimension", min: 1, max: 512 }),
-      number(app, { name: "mtokens", label: "Tokens of context", min: 1, max: 1 << 24 })),
-    rows,
+      number(app, { name: "mtokens", label: "Tokens of context", min: 1, max: 1 << 24 })), rows),
   );
   const status = h("p", { className: "muted", role: "status" });
   const button = h("button", { className: "primary", type: "button", id: "fold", onclick: () => fold() }, "Fold and download");
   const command = h("pre", { className: "text" });
   const folding = figureOf(
-    { title: "The folded capture as a file", name: "fold", picture: false, note: "A store in safetensors, checked by a digest (docs/store-format.md). The command line restores it." },
+    { title: "The folded capture as a file", name: "fold", full: true, picture: false, note: "A store in safetensors, checked by a digest (docs/store-format.md). The command line restores it." },
     h("div", { className: "stack", style: "gap:10px" }, h("div", { className: "line" }, button, status), command),
   );
-  into.append(lead, controls, h("div", { className: "grid" }, bars.element, estimates.element, folding.element));
+  into.append(lead, controls, h("div", { className: "grid" }, bars.element, folding.element, estimates.element));
 
   function choose(value) {
     if (value === "") return;
@@ -102,12 +101,14 @@ export function memory(app, into) {
     const y = (n) => height - bottom - (n / most) * (height - bottom - top);
     pen.font = `11px ${token("--sans")}`;
     pen.textBaseline = "middle";
-    for (let i = 0; i <= 4; i += 1) {
+    const unit = 10 ** Math.floor(Math.log10(most));
+    const round = [0.2, 0.25, 0.5, 1, 2].find((step) => most / (step * unit) <= 5) * unit;
+    for (let n = 0; n <= most; n += round) {
       pen.fillStyle = token("--line");
-      pen.fillRect(left, y((most * i) / 4), width - left, 1);
+      pen.fillRect(left, y(n), width - left, 1);
       pen.fillStyle = token("--muted");
       pen.textAlign = "right";
-      pen.fillText(bytes(Math.round((most * i) / 4)), left - 6, y((most * i) / 4));
+      pen.fillText(bytes(n).replace(/\.0+ /, " "), left - 6, y(n));
     }
     const step = (width - left) / layers.length;
     const wide = Math.max(2, step * 0.66);
@@ -140,7 +141,7 @@ export function memory(app, into) {
     const after = how === "qjl" ? sketch?.qjl.bytes_after : how === "planes" ? (m ?? sketch?.planes?.presets[0])?.bytes : merge?.totals.bytes_after;
     const more = how === "minicache" && merge?.verdict ? ` ${merge.verdict}.` : how === "planes" && m?.ratio ? ` Coded rows alone are ${ratio(32 / (m.key_bits_per_channel + m.value_bits_per_channel))} smaller.` : "";
     bars.setNote(`${bytes(before)} become ${bytes(after)}, ${ratio(after ? before / after : null)} smaller; outlines are the bytes as captured.${more}`);
-    bars.setLegend([...PARTS[how], ["as captured, an outline", "--muted", true]]);
+    bars.setLegend([...PARTS[how], ["as captured", "--muted", "outline"]]);
     canvas.setAttribute("aria-label", `Bytes by layer: ${bytes(before)} before, ${bytes(after)} after`);
     command.textContent = `kvfold unfold ${fileName()} -o restored.safetensors`;
     button.disabled = !app.info || how === "qjl";

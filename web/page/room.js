@@ -1,6 +1,6 @@
 // The engine room: what computes here, how fast, and whether it computes right.
 import { figureOf } from "./charts.js";
-import { bytes, counted, h } from "./dom.js";
+import { binary, bytes, counted, h, power } from "./dom.js";
 
 const LIMITS = {
   max_storage_buffer_binding_size: "Largest storage binding",
@@ -23,12 +23,13 @@ export function room(app, into) {
   const ran = figureOf({ title: "Kernels that ran", name: "variants", picture: false, note: "" }, variants);
 
   const timed = h("tbody");
+  const untimed = h("p", { className: "empty" }, "Twelve operations, some seconds.");
   const timeButton = h("button", { type: "button", className: "primary", id: "time", onclick: () => time() }, "Time the kernels");
   const timing = figureOf(
     { title: "Time of each operation", name: "timings", picture: false, note: "", table: () => ({ header: ["operation", "ms_device", "ms_cpu_twin", "calls_per_submit"], rows: (app.data.timings ?? []).map((t) => [t.kernel, t.milliseconds, t.twin_milliseconds, t.batch]) }) },
     h("div", { className: "line" }, timeButton),
     h("div", { className: "scroll low", style: "margin-top:10px", tabIndex: 0, role: "region", "aria-label": "Timings, table" },
-      h("table", {}, h("thead", {}, h("tr", {}, ...["Operation", "Here, ms", "CPU twin, ms"].map((text) => h("th", { scope: "col" }, text)))), timed)),
+      untimed, h("table", {}, h("thead", {}, h("tr", {}, ...["Operation", "Here, ms", "CPU twin, ms"].map((text) => h("th", { scope: "col" }, text)))), timed)),
   );
 
   const checked = h("tbody");
@@ -51,7 +52,7 @@ export function room(app, into) {
     if (!a) return;
     const use = await app.engine.session.memory();
     const kind = a.backend === "webgpu" ? `WebGPU${a.software ? ", software" : ""}` : "CPU twins in WebAssembly";
-    const limits = a.caps ? Object.entries(LIMITS).map(([key, name]) => [name, BYTES.includes(key) ? bytes(a.caps[key]) : a.caps[key]]) : [];
+    const limits = a.caps ? Object.entries(LIMITS).map(([key, name]) => [name, BYTES.includes(key) ? binary(a.caps[key]) : a.caps[key]]) : [];
     facts.replaceChildren(...definitions([
       ["Computes on", kind], ["Adapter", a.name], ["Why not WebGPU", a.backend === "cpu" ? a.reason : null],
       ["Subgroups", a.caps ? (a.caps.subgroups ? a.caps.subgroups.join(" to ") : "not through wgpu on the web") : null],
@@ -61,7 +62,7 @@ export function room(app, into) {
     ]));
     const labels = await app.engine.session.variants();
     variants.textContent = labels.length ? labels.join("\n") : a.backend === "cpu" ? "none: the CPU twins compute" : "none yet";
-    ran.setNote(`${counted(labels.length, "variant")} compiled so far; a name says the kernel, its constants and its element types.`);
+    ran.setNote(labels.length ? `${counted(labels.length, "variant")} compiled so far; a name says the kernel, its constants and its element types.` : "");
   }
 
   async function time() {
@@ -119,6 +120,8 @@ export function room(app, into) {
     const software = a?.software && gpu ? " This adapter is itself a program on the CPU: its times show that the kernels run, and nothing about a GPU’s speed." : "";
     timing.setNote(`On one layer of the capture. Here: the median of 5 submits of up to 16 calls, over the calls; the twin: the median of 5 calls, one thread.${software}`);
     timed.replaceChildren(...(app.data.timings ?? []).map((t) => h("tr", {}, h("td", {}, t.kernel), h("td", {}, ms(t.milliseconds)), h("td", {}, ms(t.twin_milliseconds)))));
+    untimed.hidden = Boolean(app.data.timings);
+    untimed.nextSibling.hidden = !app.data.timings;
     const checks = app.data.checks;
     copyButton.hidden = !checks;
     none.hidden = Boolean(checks);
@@ -127,7 +130,7 @@ export function room(app, into) {
     if (!checks) return;
     const failed = checks.filter((c) => !c.passed).length;
     summary.textContent = `${counted(checks.length - failed, "check")} passed, ${failed} failed`;
-    checked.replaceChildren(...checks.map((c) => h("tr", {}, h("td", {}, c.kernel), h("td", { className: "left" }, c.rows), h("td", {}, c.failure ?? c.apart?.toExponential(1) ?? "–"), h("td", {}, c.bound.toExponential(1)), h("td", { className: c.passed ? "ok" : "bad" }, c.passed ? "ok" : "FAILED"))));
+    checked.replaceChildren(...checks.map((c) => h("tr", {}, h("td", {}, c.kernel), h("td", { className: "left" }, c.rows), h("td", {}, c.failure ?? (c.apart === null ? "–" : power(c.apart))), h("td", {}, power(c.bound)), h("td", { className: c.passed ? "ok" : "bad" }, c.passed ? "ok" : "FAILED"))));
   }
 
   return { render, theme() {}, text };

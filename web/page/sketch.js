@@ -1,7 +1,7 @@
 // Sketch: what coding keys and values in few bits does to attention.
 import { Chart, axis, curve, figureOf, tooltip, wholes } from "./charts.js";
 import { choices, list, number, slider } from "./controls.js";
-import { bytes, figure, h, percent, ratio, token } from "./dom.js";
+import { bytes, count, figure, h, inFrames, percent, ratio, token } from "./dom.js";
 import { HeatMap, ramp } from "./heat.js";
 import { PRESETS } from "./settings.js";
 
@@ -18,7 +18,7 @@ export const NAMES = {
 /** The view. @param {any} app @param {HTMLElement} into */
 export function sketch(app, into) {
   const lead = h("p", { className: "lead" }, "QJL keeps a key as the signs of a random projection; sign planes refine that to a few bits a channel, centred and rotated. Below, what either does to the scores and to the attention weights of this capture’s own queries, beside the codes that others use.");
-  const bits = (x) => (x < 0 ? "as half 1" : x === 0 ? "dropped" : `${x}`);
+  const bits = (x) => (x < 0 ? "same" : x === 0 ? "dropped" : `${x}`);
   const layers = list(app, { name: "layer", label: "Layer", options: [[0, "0"]] });
   const heads = list(app, { name: "head", label: "Query head", options: [[0, "0"]] });
   const queries = list(app, { name: "query", label: "Query at token", options: [[-1, "last"]] });
@@ -26,7 +26,7 @@ export function sketch(app, into) {
     slider(app, { name: "hi", label: "Key bits, half 1", min: 1, max: 5, step: 1 }),
     slider(app, { name: "lo", label: "Key bits, half 2", min: -1, max: 5, step: 1, text: bits }),
     slider(app, { name: "values", label: "Value bits", min: 1, max: 5, step: 1 }),
-    list(app, { name: "centring", label: "Centring of keys", options: [["pre-rope", "mean, before RoPE"], ["block-mean", "means of 64 tokens"], ["none", "none"]] }),
+    list(app, { name: "centring", label: "Centring of keys", options: [["pre-rope", "before RoPE"], ["block-mean", "blocks of 64"], ["none", "none"]] }),
   ];
   const qjl = [
     list(app, { name: "projection", label: "Projection", options: [["gaussian", "Gaussian, as published"], ["orthogonal", "orthogonal"], ["hadamard", "Hadamard"]] }),
@@ -44,7 +44,7 @@ export function sketch(app, into) {
   const scores = figureOf(
     {
       title: "Scores: estimated against exact", name: "scores", note: "",
-      legend: [["a key and a query of this head", "--accent"], ["no error", "--muted", true]],
+      legend: [["a key and a query of this head", "--accent"], ["no error", "--muted", "line"]],
       table: () => headTable(["exact_scores", "estimated_scores"]),
     },
     scatter.element,
@@ -53,7 +53,7 @@ export function sketch(app, into) {
   const weights = figureOf(
     {
       title: "Weights of one query", name: "weights", note: "",
-      legend: [["exact", "--ink", true], ["estimated", "--accent", true]],
+      legend: [["exact", "--c4"], ["estimated", "--accent", "line"]],
       table: () => headTable(["exact_weights", "estimated_weights"]),
     },
     lines.element,
@@ -115,39 +115,45 @@ export function sketch(app, into) {
     });
   }
 
-  function headTable(columns) {
+  const headTable = (columns) => ({ header: ["query", "token", ...columns], rows: headRows(columns) });
+
+  function* headRows(columns) {
     const a = app.data.attend;
-    const rows = [];
     for (let q = 0; a && q < a.queries; q += 1) {
       for (let t = 0; t < a.tokens; t += 1) {
         const at = q * a.tokens + t;
-        if (!Number.isNaN(a.exact_scores[at])) rows.push([a.first_query + q, t, ...columns.map((name) => a[name][at])]);
+        if (!Number.isNaN(a.exact_scores[at])) yield [a.first_query + q, t, ...columns.map((name) => a[name][at])];
       }
     }
-    return { header: ["query", "token", ...columns], rows };
   }
 
-  /** Coded keys of the head: pairs of scores in order of the exact one, at most so many. */
-  function points(most = 6000) {
+  /** Coded keys of the head: exact scores in order and the estimated ones, at most so many. */
+  function points(most = 4000) {
     const a = app.data.attend;
     const { sinks, recent } = app.settings;
-    const all = [];
-    for (let at = 0; at < a.exact_scores.length; at += 1) {
-      const t = at % a.tokens;
-      const coded = t >= sinks && t + recent < (app.info?.lengths[0] ?? a.tokens);
-      if (coded && !Number.isNaN(a.exact_scores[at])) all.push([a.exact_scores[at], a.estimated_scores[at]]);
+    const end = Math.min(a.tokens, (app.info?.lengths[0] ?? a.tokens) - recent);
+    const places = [];
+    let [sx, sy] = [0, 0];
+    for (let from = 0; from < a.exact_scores.length; from += a.tokens) {
+      for (let at = from + sinks; at < from + end; at += 1) {
+        if (Number.isNaN(a.exact_scores[at])) continue;
+        places.push(at);
+        sx += a.exact_scores[at];
+        sy += a.estimated_scores[at];
+      }
     }
-    const n = all.length;
-    const [mx, my] = [0, 1].map((i) => all.reduce((sum, p) => sum + p[i], 0) / n);
+    const n = places.length;
     let [xx, yy, xy] = [0, 0, 0];
-    for (const [x, y] of all) {
-      xx += (x - mx) ** 2;
-      yy += (y - my) ** 2;
-      xy += (x - mx) * (y - my);
+    for (const at of places) {
+      const [x, y] = [a.exact_scores[at] - sx / n, a.estimated_scores[at] - sy / n];
+      xx += x * x;
+      yy += y * y;
+      xy += x * y;
     }
     const step = Math.max(1, Math.ceil(n / most));
-    const shown = all.filter((_, i) => i % step === 0).sort((p, q) => p[0] - q[0]);
-    return { shown, n, correlation: n > 1 ? xy / Math.sqrt(xx * yy) : null };
+    const shown = Float64Array.from({ length: Math.ceil(n / step) }, (_, i) => places[i * step]).sort((p, q) => a.exact_scores[p] - a.exact_scores[q]);
+    const data = [a.exact_scores, a.estimated_scores].map((scores) => Array.from(shown, (at) => scores[at]));
+    return { data, n, correlation: n > 1 ? xy / Math.sqrt(xx * yy) : null };
   }
 
   function scatterChart(width) {
@@ -186,7 +192,8 @@ export function sketch(app, into) {
       width, height: 300, legend: { show: false },
       scales: { x: { time: false }, y: { range: (_, __, high) => [0, Math.max(high * 1.05, 0.01)] } },
       axes: [wholes("token attended to"), axis("weight")],
-      series: [{}, curve("exact", "--ink", { width: 1.6 }), curve("estimated", "--accent", { width: 1.6 })],
+      // The exact one as an area, so that both are seen where they agree.
+      series: [{}, curve("exact", "--c4", { width: 1, fill: `color-mix(in srgb, ${token("--c4")} 45%, transparent)` }), curve("estimated", "--accent", { width: 1.6 })],
       plugins: [tooltip((i) => {
         const a = app.data.attend;
         const at = query() * a.tokens + i;
@@ -195,26 +202,41 @@ export function sketch(app, into) {
     };
   }
 
-  function attention() {
+  function cloud() {
+    const { data, n, correlation } = points();
+    scatter.draw(data, n ? "" : "All of this head’s keys stay raw.");
+    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${count(n)} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
+  }
+
+  function one() {
     const a = app.data.attend;
-    if (!a || a.queries === 0) return;
-    const { shown, n, correlation } = points();
-    if (shown.length) scatter.draw([shown.map((p) => p[0]), shown.map((p) => p[1])]);
-    scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${n} coded keys. Scores are scale · (q · k), in nats.` : "All of this head’s keys stay raw: lower the window of last tokens to see what coding does.");
     const q = query();
     const row = (name) => Array.from(a[name].subarray(q * a.tokens, (q + 1) * a.tokens), (x) => (Number.isNaN(x) ? null : x));
     lines.draw([Array.from({ length: a.tokens }, (_, t) => t), row("exact_weights"), row("estimated_weights")]);
     weights.setNote(`Layer ${app.settings.layer}, head ${app.settings.head}, the query at token ${a.first_query + q}.`);
+  }
+
+  function paint(kind) {
+    const a = app.data.attend;
+    const found = a[`${kind}_weights`];
     const colors = ramp("--sunk", "--c3", "--value", "--ink");
     const most = a.exact_weights.reduce((most, x) => (x > most ? x : most), 1e-9);
-    for (const kind of ["exact", "estimated"]) {
-      maps[kind].chosen = q;
-      maps[kind].set(a.queries, a.tokens, (r, c) => {
-        const x = a[`${kind}_weights`][r * a.tokens + c];
+    maps[kind].chosen = query();
+    maps[kind].set(a.queries, a.tokens, (pixels, row) => {
+      for (let column = 0; column < a.tokens; column += 1) {
+        const x = found[row * a.tokens + column];
         // The square root shows small weights too; both maps share the scale.
-        return Number.isNaN(x) ? null : colors[Math.round(Math.sqrt(Math.min(Math.max(x / most, 0), 1)) * 255)];
-      });
-    }
+        if (!Number.isNaN(x)) pixels[column] = colors[Math.round(Math.sqrt(Math.min(Math.max(x / most, 0), 1)) * 255)];
+      }
+    });
+  }
+
+  const [headDrawn, layersDrawn] = [inFrames(), inFrames()];
+  /** Draws a head, while somebody looks; another capture may come between two frames. */
+  function attention() {
+    if (!app.data.attend?.queries || app.settings.view !== "sketch") return;
+    const steps = [cloud, one, () => paint("exact"), () => paint("estimated")];
+    headDrawn(...steps.map((step) => () => app.data.attend && step()));
   }
 
   const all = () => app.methods();
@@ -238,7 +260,7 @@ export function sketch(app, into) {
     }));
     const few = 2 * coded < tokens ? " On a capture this short most tokens stay raw: judge by bits and by the columns without a window." : "";
     const centred = typeof centring === "object" ? "RoPE unknown, so means of blocks" : "means before RoPE";
-    methods.setNote(`The first ${sinks} and the last ${recent} tokens raw under every code, ${centred}: ${coded} of ${tokens} tokens are coded.${few}`);
+    methods.setNote(`The first ${sinks} and the last ${recent} tokens raw under every code, ${centred}: ${count(coded)} of ${count(tokens)} tokens are coded.${few}`);
   }
 
   const layerIndices = () => (app.data.sketch?.planes?.layers ?? []).map((l) => l.layer);
@@ -251,11 +273,17 @@ export function sketch(app, into) {
   }
   const colorOf = (name) => ({ qjl: "--value", int8: "--muted", int4: "--key" })[name] ?? "--accent";
 
+  /** Powers of ten alone: a line for each part of one would hide the curves. */
+  function decades(_, __, low, high) {
+    const [from, to] = [low, high].map((x) => Math.round(Math.log10(x)));
+    return Array.from({ length: to - from + 1 }, (_, i) => 10 ** (from + i));
+  }
+
   function errorChart(width) {
     return {
       width, height: 260, legend: { show: false },
       scales: { x: { time: false }, y: { distr: 3, log: 10 } },
-      axes: [wholes("layer"), axis("error", { size: 54 })],
+      axes: [wholes("layer"), axis("error", { size: 54, splits: decades })],
       series: [{}, ...curves().map(({ name }) => curve(NAMES[name], colorOf(name)))],
       plugins: [tooltip((i) => [`layer ${layerIndices()[i]}`, ...curves().map((c) => `${NAMES[c.name]}: ${figure(c.values[i])}`)])],
     };
@@ -265,7 +293,7 @@ export function sketch(app, into) {
     const found = curves();
     if (!found.length || found.every((c) => c.values.every((x) => x === null))) return;
     errors.draw([layerIndices(), ...found.map((c) => c.values)]);
-    byLayer.setLegend(found.map((c) => [NAMES[c.name] ?? c.name, colorOf(c.name), true]));
+    byLayer.setLegend(found.map((c) => [NAMES[c.name] ?? c.name, colorOf(c.name), "line"]));
   }
 
   function pickers() {
@@ -292,13 +320,11 @@ export function sketch(app, into) {
       relevant();
       attention();
       table();
-      layered();
+      layersDrawn(layered);
     },
     theme() {
       attention();
-      scatter.redraw();
-      lines.redraw();
-      errors.redraw();
+      layersDrawn(layered);
     },
   };
 }
