@@ -33,6 +33,11 @@ pub(crate) trait Cache: Attention {
 
     /// Time spent so far in appending, attending and committing, waiting for the device included.
     fn spent(&self) -> Duration;
+
+    /// Time spent so far in recording for a device.
+    fn recorded(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// A layer's rows as a cache takes them: keys and values in f16, queries in f32.

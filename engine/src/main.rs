@@ -3,7 +3,9 @@
 
 mod baseline;
 mod cache;
+mod generate;
 mod gguf;
+mod gpu;
 mod model;
 mod perplexity;
 mod presets;
@@ -32,6 +34,8 @@ struct Arguments {
 enum Command {
     /// Score a text on caches, each against raw f16: nats a token, top-1 agreement, KL divergence, bytes, tokens per second
     Perplexity(Perplexity),
+    /// Stream greedy text, with the cache's memory; then say how far it is that of raw f16
+    Generate(Generate),
 }
 
 /// What every command takes.
@@ -40,7 +44,7 @@ struct Common {
     /// GGUF file of a Llama; engine/fetch gets one
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// Run the caches on the GPU (set VK_DRIVER_FILES or WGPU_ADAPTER_NAME for another than the best)
+    /// Run the caches on the GPU; KVFOLD_ADAPTER picks an adapter by part of its name
     #[arg(long)]
     gpu: bool,
 }
@@ -67,6 +71,40 @@ struct Perplexity {
     whole_prefix: bool,
 }
 
+#[derive(Args)]
+struct Generate {
+    #[command(flatten)]
+    common: Common,
+    /// Text to go on from
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "It is a truth universally acknowledged, that",
+        conflicts_with = "prompt_file"
+    )]
+    prompt: String,
+    /// File to take the prompt from instead
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// Tokens of the prompt; all of them otherwise
+    #[arg(long, value_name = "N")]
+    prompt_tokens: Option<usize>,
+    /// Tokens to make
+    #[arg(long, default_value_t = 64)]
+    tokens: usize,
+    /// A preset, or a policy as a JSON file
+    #[arg(long, value_name = "NAME", default_value = "balanced")]
+    preset: String,
+    /// Also generate on raw f16, and compare: how many of its tokens the preset finds likeliest when it reads them, and where
+    /// the two texts part
+    #[arg(long)]
+    compare: bool,
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
 fn load(path: &Path) -> Result<(Model, Tokenizer)> {
     let mut file = Gguf::open(path)?;
     let tokenizer = Tokenizer::from_gguf(&file)?;
@@ -75,9 +113,7 @@ fn load(path: &Path) -> Result<(Model, Tokenizer)> {
 
 fn perplexity(arguments: &Perplexity) -> Result<()> {
     let (model, tokenizer) = load(&arguments.common.model)?;
-    let text = std::fs::read_to_string(&arguments.text);
-    let text = text.with_context(|| arguments.text.display().to_string())?;
-    let mut tokens = tokenizer.encode(&text)?;
+    let mut tokens = tokenizer.encode(&read_text(&arguments.text)?)?;
     tokens.truncate(arguments.tokens);
     let request = perplexity::Request {
         tokens: &tokens,
@@ -101,8 +137,52 @@ fn perplexity(arguments: &Perplexity) -> Result<()> {
     Ok(())
 }
 
+fn generate(arguments: &Generate) -> Result<()> {
+    let (model, tokenizer) = load(&arguments.common.model)?;
+    let text = match &arguments.prompt_file {
+        Some(path) => read_text(path)?,
+        None => arguments.prompt.clone(),
+    };
+    let tokens = tokenizer.encode(&text)?;
+    let prompt = generate::first(&tokens, arguments.prompt_tokens.unwrap_or(tokens.len()))?;
+    let make = |name: &str| presets::cache(name, &model.config, arguments.common.gpu);
+    let mut out = stdout().lock();
+    let mut memory = cache::Bytes::default();
+    let (count, end) = (arguments.tokens, tokenizer.end);
+    let generated =
+        generate::generate(&model, make(&arguments.preset)?, prompt, count, end, |token, cache| {
+            memory = cache.bytes();
+            generate::show(&mut out, &tokenizer, token)
+        })?;
+    let (read, made) = (prompt.len(), generated.tokens.len());
+    writeln!(out, "\n\n{}: {read} tokens read, {made} made; {}", arguments.preset, generated.times())?;
+    let cache::Bytes { held, needed, raw } = memory;
+    writeln!(
+        out,
+        "KV cache: {needed} bytes needed, {held} held, for {raw} of f16: ratio {:.3}",
+        memory.ratio()
+    )?;
+    if !arguments.compare {
+        return Ok(());
+    }
+    let raw = generate::generate(&model, make("raw")?, prompt, count, end, |_, _| Ok(()))?;
+    let same = generate::agreement(&model, make(&arguments.preset)?, prompt, &raw.tokens)?;
+    writeln!(
+        out,
+        "reading raw f16's text, {same} of its {} tokens are the likeliest here too",
+        raw.tokens.len()
+    )?;
+    match generate::divergence(&generated.tokens, &raw.tokens) {
+        Some(token) => writeln!(out, "the two texts part at token {token}")?,
+        None => writeln!(out, "the two texts are the same")?,
+    }
+    writeln!(out, "raw: {}", raw.times())?;
+    Ok(())
+}
+
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Perplexity(arguments) => perplexity(&arguments),
+        Command::Generate(arguments) => generate(&arguments),
     }
 }

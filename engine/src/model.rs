@@ -87,7 +87,7 @@ impl Model {
             x = (x + linear(&gated, &layer.down)?)?;
         }
         cache.commit()?;
-        Ok(norm(&x, &self.norm, self.config.epsilon)?)
+        norm(&x, &self.norm, self.config.epsilon)
     }
 
     /// Logits `[tokens, vocabulary]` of hidden states.

@@ -6,6 +6,7 @@ use kvfold::minicache::{CacheOptions, MergeOptions, Retention, pair_layers_depth
 
 use crate::baseline::{Baseline, Codes};
 use crate::cache::{Cache, HostCache};
+use crate::gpu::DeviceCache;
 use crate::model::Config;
 
 /// Names beside those of [`Policy::named`].
@@ -30,10 +31,12 @@ pub(crate) fn cache(name: &str, config: &Config, gpu: bool) -> Result<Box<dyn Ca
         }
         return Ok(Box::new(Baseline::new(config, codes)));
     }
-    if gpu {
-        bail!("no gpu yet");
-    }
-    Ok(Box::new(HostCache::new(config, policy(name, config.layers)?)?))
+    let policy = policy(name, config.layers)?;
+    Ok(if gpu {
+        Box::new(DeviceCache::new(config, policy)?)
+    } else {
+        Box::new(HostCache::new(config, policy)?)
+    })
 }
 
 /// The policy of that name.

@@ -33,12 +33,16 @@
 
 mod cpu_cache;
 mod file;
+#[cfg(feature = "gpu")]
+mod gpu_cache;
 mod ledger;
 mod policy;
 mod report;
 mod shared;
 
 pub use cpu_cache::CpuFoldedCache;
+#[cfg(feature = "gpu")]
+pub use gpu_cache::FoldedCache;
 pub use ledger::Model;
 pub use policy::{Fold, LayerPolicy, Policy};
 pub use report::{FoldReport, FoldedLayer};
