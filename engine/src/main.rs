@@ -1,6 +1,11 @@
 //! A real model whose attention runs through kvfold's caches: Llamas from GGUF files, their weights in f32, so that what differs
 //! between two runs is the cache alone.
 
+#![cfg_attr(
+    test,
+    allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that panics is a test that fails")
+)]
+
 mod baseline;
 mod cache;
 mod generate;
@@ -10,6 +15,8 @@ mod model;
 mod perplexity;
 mod presets;
 mod score;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 use std::io::{Write, stdout};
@@ -17,6 +24,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use kvfold::Capture;
+use kvfold::fold::{Budget, Policy};
 
 use gguf::Gguf;
 use model::Model;
@@ -36,6 +45,8 @@ enum Command {
     Perplexity(Perplexity),
     /// Stream greedy text, with the cache's memory; then say how far it is that of raw f16
     Generate(Generate),
+    /// Choose how to keep every layer from what codes cost on a capture, and print the policy, which `--preset` takes as a file
+    Plan(Plan),
 }
 
 /// What every command takes.
@@ -99,6 +110,19 @@ struct Generate {
     /// the two texts part
     #[arg(long)]
     compare: bool,
+}
+
+#[derive(Args)]
+struct Plan {
+    /// Capture of the model with queries (docs/capture-format.md)
+    #[arg(long, value_name = "FILE")]
+    capture: PathBuf,
+    /// The ratio to f16 that coded rows must have
+    #[arg(long, value_name = "RATIO", required_unless_present = "divergence", conflicts_with = "divergence")]
+    ratio: Option<f64>,
+    /// The most that any layer's attention weights may diverge, in nats
+    #[arg(long, value_name = "NATS")]
+    divergence: Option<f64>,
 }
 
 fn read_text(path: &Path) -> Result<String> {
@@ -180,9 +204,20 @@ fn generate(arguments: &Generate) -> Result<()> {
     Ok(())
 }
 
+fn plan(arguments: &Plan) -> Result<()> {
+    let capture = Capture::open(&arguments.capture)?;
+    let budget = match (arguments.ratio, arguments.divergence) {
+        (Some(ratio), _) => Budget::Ratio(ratio),
+        (None, nats) => Budget::Divergence(nats.unwrap_or_default()),
+    };
+    writeln!(stdout(), "{}", Policy::measured(&capture, budget)?.to_json())?;
+    Ok(())
+}
+
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Perplexity(arguments) => perplexity(&arguments),
         Command::Generate(arguments) => generate(&arguments),
+        Command::Plan(arguments) => plan(&arguments),
     }
 }

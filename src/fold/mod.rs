@@ -36,6 +36,7 @@ mod file;
 #[cfg(feature = "gpu")]
 mod gpu_cache;
 mod ledger;
+mod measured;
 mod policy;
 mod report;
 mod shared;
@@ -44,5 +45,6 @@ pub use cpu_cache::CpuFoldedCache;
 #[cfg(feature = "gpu")]
 pub use gpu_cache::FoldedCache;
 pub use ledger::Model;
+pub use measured::Budget;
 pub use policy::{Fold, LayerPolicy, Policy};
 pub use report::{FoldReport, FoldedLayer};

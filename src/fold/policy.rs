@@ -242,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn the_documented_text_is_read() {
+        let page = include_str!("../../docs/folded-format.md");
+        let text = page.split("```json").nth(1).and_then(|behind| behind.split("```").next()).unwrap();
+        let policy = Policy::from_json(text).unwrap();
+        let pair = Fold::Minicache(0);
+        assert_eq!((policy.layers.len(), policy.layers[2].fold, policy.layers[3].fold), (5, pair, pair));
+    }
+
+    #[test]
     fn groups_of_a_plan_become_folds() {
         let policy = Policy::named("minicache", 5).unwrap();
         let folds: Vec<Fold> = policy.layers.iter().map(|layer| layer.fold).collect();

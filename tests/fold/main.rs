@@ -16,8 +16,8 @@ mod numbers;
 use folded::{Rows, Subject, model, policy};
 use kvfold::attention::AttendOptions;
 use kvfold::cache::Step;
-use kvfold::fold::{CpuFoldedCache, Policy};
-use kvfold::{Result, Tensor};
+use kvfold::fold::{Budget, CpuFoldedCache, Fold, Policy};
+use kvfold::{Capture, Error, Result, Tensor};
 
 struct Host(CpuFoldedCache);
 
@@ -105,4 +105,26 @@ fn layers_that_there_are_not_are_named() {
     let error = cache.attend(6, &queries.unwrap().view(), &AttendOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "layer: wanted below the cache's 6 layers, had 6");
     assert!(CpuFoldedCache::new(model(), Policy::named("raw", 5).unwrap(), 1).is_err());
+}
+
+#[test]
+fn a_policy_is_measured_on_a_capture_and_explains_itself() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/web/samples/smollm2_prose_s128.safetensors");
+    let mut capture = Capture::open(path).unwrap();
+    capture.layers.truncate(3);
+    let close = Policy::measured(&capture, Budget::Divergence(0.01)).unwrap();
+    let wide = Policy::measured(&capture, Budget::Divergence(10.0)).unwrap();
+    let extreme = Policy::named("extreme", 3).unwrap();
+    for ((close, wide), extreme) in close.layers.iter().zip(&wide.layers).zip(&extreme.layers) {
+        assert_eq!(wide.fold, extreme.fold, "10 nats allow anything");
+        assert_ne!(close.fold, extreme.fold, "2 bits do not stay within a hundredth of a nat");
+        assert!(close.reason.as_ref().is_some_and(|reason| reason.contains("the fewest within 0.01")));
+    }
+    let small = Policy::measured(&capture, Budget::Ratio(5.0)).unwrap();
+    assert!(small.layers.iter().all(|layer| layer.fold != Fold::Raw), "{small:?}");
+    assert_eq!(Policy::from_json(&small.to_json()).unwrap(), small);
+
+    capture.layers[1].queries = None;
+    let error = Policy::measured(&capture, Budget::Ratio(2.0)).unwrap_err();
+    assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
 }
