@@ -206,10 +206,7 @@ mod tests {
     #[test]
     fn the_last_space_belongs_to_the_word() {
         let plain = tokenizer(false);
-        assert_eq!(
-            plain.words("it's  12 \n\n of,  "),
-            ["it", "'s", " ", " 12", " \n", "\n", " of", ",", "  "]
-        );
+        assert_eq!(plain.words("it's  12 \n\n of,  "), ["it", "'s", " ", " 12", " \n\n", " of", ",", "  "]);
         assert_eq!(plain.words("a\n b"), ["a", "\n", " b"]);
         assert_eq!(plain.words("a\nb"), ["a", "\n", "b"]);
     }
