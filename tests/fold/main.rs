@@ -17,6 +17,7 @@ use folded::{Rows, Subject, model, policy};
 use kvfold::attention::AttendOptions;
 use kvfold::cache::Step;
 use kvfold::fold::{Budget, CpuFoldedCache, Fold, Policy};
+use kvfold::report::{Engine, PlanesRequest, ReportOptions, report_blocking};
 use kvfold::{Capture, Error, Result, Tensor};
 
 struct Host(CpuFoldedCache);
@@ -111,20 +112,26 @@ fn layers_that_there_are_not_are_named() {
 fn a_policy_is_measured_on_a_capture_and_explains_itself() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/web/samples/smollm2_prose_s128.safetensors");
     let mut capture = Capture::open(path).unwrap();
-    capture.layers.truncate(3);
-    let close = Policy::measured(&capture, Budget::Divergence(0.01)).unwrap();
-    let wide = Policy::measured(&capture, Budget::Divergence(10.0)).unwrap();
-    let extreme = Policy::named("extreme", 3).unwrap();
+    capture.layers.truncate(2);
+    let options = ReportOptions::default().planes(PlanesRequest::default());
+    let report = report_blocking(&capture, &options, &Engine::Cpu, &mut |_| true).unwrap();
+    let figures = report.planes.unwrap();
+    let chosen = |budget| Policy::from_figures(&figures, &capture, budget).unwrap();
+    let (close, wide) = (chosen(Budget::Divergence(0.01)), chosen(Budget::Divergence(10.0)));
+    let extreme = Policy::named("extreme", 2).unwrap();
     for ((close, wide), extreme) in close.layers.iter().zip(&wide.layers).zip(&extreme.layers) {
         assert_eq!(wide.fold, extreme.fold, "10 nats allow anything");
         assert_ne!(close.fold, extreme.fold, "2 bits do not stay within a hundredth of a nat");
         assert!(close.reason.as_ref().is_some_and(|reason| reason.contains("the fewest within 0.01")));
     }
-    let small = Policy::measured(&capture, Budget::Ratio(5.0)).unwrap();
+    let small = chosen(Budget::Ratio(5.0));
     assert!(small.layers.iter().all(|layer| layer.fold != Fold::Raw), "{small:?}");
     assert_eq!(Policy::from_json(&small.to_json()).unwrap(), small);
 
-    capture.layers[1].queries = None;
+    capture.layers.truncate(1);
+    let measured = Policy::measured(&capture, Budget::Divergence(0.01)).unwrap();
+    assert_eq!(measured.layers, close.layers[..1]);
+    (capture.layers[0].queries, capture.info.query_positions) = (None, None);
     let error = Policy::measured(&capture, Budget::Ratio(2.0)).unwrap_err();
     assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
 }
