@@ -12,49 +12,9 @@
 
 // VALUE_LANES invocations cover a value row, four channels each; VALUE_GROUPS of them take turns at the tokens.
 const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
-const LOWEST: f32 = -3.402823e38;
 
 var<workgroup> weights: array<f32, WORKGROUP>;
 var<workgroup> gathered: array<vec4<f32>, WORKGROUP>;
-
-// cap * tanh(x / cap) by an exponential that cannot overflow.
-fn soft_capped(x: f32) -> f32 {
-    let cap = params.attention.soft_cap;
-    let e = exp(-2.0 * abs(x / cap));
-    return sign(x) * cap * ((1.0 - e) / (1.0 + e));
-}
-
-fn logit(score: f32) -> f32 {
-    let x = params.attention.scale * score;
-    if (!in_range(x)) {
-        return LOWEST;
-    }
-    if (params.attention.soft_cap > 0.0) {
-        return soft_capped(x);
-    }
-    return x;
-}
-
-// First and one past the last token of a sequence that a query sees.
-fn visible(length: u32, query_index: u32) -> vec2<u32> {
-    if (length + query_index < params.attention.queries) {
-        return vec2<u32>();
-    }
-    let window = params.attention.window;
-    let position = length + query_index - params.attention.queries;
-    let hides_later = params.attention.causal == 1u || window != 0xffffffffu;
-    let end = select(length, min(length, position + 1u), hides_later);
-    let start = select(0u, position + 1u - min(position + 1u, window), window != 0xffffffffu);
-    return vec2<u32>(min(start, end), end);
-}
-
-// What of it this pass may see, as tokens of the store.
-fn visible_here(span: vec4<u32>, query_index: u32) -> vec2<u32> {
-    let seen = clamp(visible(span.x, query_index), span.yy, span.zz);
-    let start = params.attention.start;
-    let here = max(seen, vec2<u32>(start)) - start;
-    return clamp(here, vec2<u32>(params.attention.live_first), vec2<u32>(params.attention.live_end));
-}
 
 // First number of the part that this workgroup finds.
 fn partial_base(index: u32) -> u32 {

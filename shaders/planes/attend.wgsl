@@ -1,59 +1,202 @@
-// Attention over coded keys and values, in the values' rotated basis; unrotate.wgsl turns the result back.
-// Twin: qjl::planes::cpu::attend.
+// Attention over coded keys and values, in the values' rotated basis; unrotate.wgsl turns the result back. Four query rows of one
+// KV head and one split of the tokens a workgroup, online softmax over tiles of TILE_TOKENS tokens (flash-decoding). How codes meet
+// queries and weights is in dot_exact and weigh_exact, or in dot_fast and weigh_fast. Twin: qjl::planes::cpu::attend.
 
 struct Params {
     attention: Attention,
-    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the codes in each store.
+    // Where the fine rows follow the coarse ones among the angles; where those of a tile begin, in vec4s; and the scalars and means
+    // the codes in each store.
     fine_at: u32,
+    tile_angles_at: u32,
     key_scales_at: u32,
     means_at: u32,
     value_scales_at: u32,
-    // Tokens of a block mean.
+    // Tokens of a block mean, and fours of query rows.
     block: u32,
+    units: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sketches: array<f32>;
-@group(0) @binding(2) var<storage, read> angles: array<vec2<f32>>;
+@group(0) @binding(1) var<storage, read> sketches: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> angles: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> positions: array<u32>;
-@group(0) @binding(4) var<storage, read> keys: array<u32>;
-@group(0) @binding(5) var<storage, read> values: array<u32>;
+@group(0) @binding(4) var<storage, read> keys: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read> values: array<vec4<u32>>;
 @group(0) @binding(6) var<storage, read> spans: array<vec4<u32>>;
 @group(0) @binding(7) var<storage, read_write> partials: array<f32>;
 
-fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) -> f32 {
-    return key_score(query_row, kv_head, token);
+// VALUE_LANES invocations cover a row of values, four channels each; VALUE_GROUPS of them take turns at groups of 32 tokens.
+const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
+const STRIDE: u32 = 2u + 4u * VALUE_FOURS;
+// The least that a value's scalar counts as where weights are measured: f16's smallest number.
+const LEAST_NU: f32 = 5.9604645e-8;
+
+fn turn_at(index: u32) -> vec2<f32> {
+    let two = angles[index / 2u];
+    return select(two.xy, two.zw, (index & 1u) == 1u);
 }
 
-fn value_nu(row: u32) -> u32 {
-    return half_at(values[params.value_scales_at + row / 2u], row);
-}
-
-fn is_masked(kv_head: u32, token: u32) -> bool {
-    let row = kv_head * params.attention.tokens + token;
-    return key_is_masked(row) || !half_is_finite(value_nu(row));
-}
-
-fn value_scale(kv_head: u32, token: u32) -> f32 {
-    return unpack2x16float(value_nu(kv_head * params.attention.tokens + token)).x;
-}
-
-// Levels 2 c - (2^b - 1) of four codes.
-fn four_values(kv_head: u32, token: u32, four: u32) -> vec4<f32> {
-    let row = (kv_head * params.attention.tokens + token) * VALUE_WORDS;
-    var levels = vec4<f32>();
-    for (var i = 0u; i < 4u; i++) {
-        let bit = min(4u * four + i, VALUE_DIM - 1u) * VALUE_PLANES;
-        var code = values[row + bit / 32u] >> (bit % 32u);
-        if (bit % 32u + VALUE_PLANES > 32u) {
-            code |= values[row + bit / 32u + 1u] << (32u - bit % 32u);
-        }
-        levels[i] = 2.0 * f32(code & ((1u << VALUE_PLANES) - 1u)) - f32((1u << VALUE_PLANES) - 1u);
+// The words of a lane's four channels, of one group of 32 tokens.
+fn value_words(kv_head: u32, group: u32, lane: u32) -> Words {
+    let four = min(lane % VALUE_LANES, VALUE_FOURS - 1u);
+    let at = (kv_head * store_tiles() + group) * VALUE_PLANES * VALUE_FOURS + four;
+    var words = Words();
+    words.a = values[at];
+    if (VALUE_PLANES > 1u) {
+        words.b = values[at + VALUE_FOURS];
     }
-    return levels;
+    if (VALUE_PLANES > 2u) {
+        words.c = values[at + 2u * VALUE_FOURS];
+    }
+    if (VALUE_PLANES > 3u) {
+        words.d = values[at + 3u * VALUE_FOURS];
+    }
+    if (VALUE_PLANES > 4u) {
+        words.e = values[at + 4u * VALUE_FOURS];
+    }
+    return words;
+}
+
+fn value_scalars(kv_head: u32, token: u32) -> Scalars {
+    let row = kv_head * store_tiles() * 32u + token;
+    let four = values[(params.value_scales_at + row / 2u) / 4u];
+    let words = select(four.xy, four.zw, (row & 4u) == 4u);
+    return Scalars(four_finite_halves(words), vec4<f32>(), four_are_finite(words));
+}
+
+// The tokens that each row sees: the first, and one past the last.
+struct Seen {
+    first: vec4<u32>,
+    end: vec4<u32>,
+}
+
+fn seen_by(rows: Rows) -> Seen {
+    let span = spans[rows.sequence];
+    let a = visible_here(span, rows.queries.x);
+    let b = visible_here(span, rows.queries.y);
+    let c = visible_here(span, rows.queries.z);
+    let d = visible_here(span, rows.queries.w);
+    let sees = rows.exist & rows_are_finite(rows);
+    let end = select(vec4<u32>(), vec4<u32>(a.y, b.y, c.y, d.y), sees);
+    return Seen(select(vec4<u32>(0xffffffffu), vec4<u32>(a.x, b.x, c.x, d.x), end > vec4<u32>()), end);
+}
+
+// Logits of one token; LOWEST where a row does not see it.
+fn logits_of(scores: vec4<f32>, token: u32, finite: bool, seen: Seen) -> vec4<f32> {
+    let x = vec4<f32>(logit(scores.x), logit(scores.y), logit(scores.z), logit(scores.w));
+    let sees = vec4<bool>(finite) & (vec4<u32>(token) >= seen.first) & (vec4<u32>(token) < seen.end);
+    return select(vec4<f32>(LOWEST), x, sees);
+}
+
+// exp of logits relative to `peak`; 0 for what is not seen. The floor keeps the difference of two extremes from leaving f32.
+fn exponentials(x: vec4<f32>, peak: vec4<f32>) -> vec4<f32> {
+    return select(vec4<f32>(), exp(max(x - peak, vec4<f32>(-200.0))), x > vec4<f32>(LOWEST));
+}
+
+// What a workgroup has found so far: of each row its largest logit, and of a lane its part of the sums: of exponentials, of what
+// codes' mean has too much, and of weighted values (columns), all relative to that logit.
+struct Found {
+    largest: vec4<f32>,
+    sum: vec4<f32>,
+    excess: vec4<f32>,
+    values: mat4x4<f32>,
+}
+
+fn add_tile(found: Found, rows: Rows, seen: Seen, tile: u32, last: u32, lane: u32) -> Found {
+    let token = min(tile + 4u * lane, 32u * store_tiles() - 4u);
+    let nu = key_scalars(rows.kv_head, token);
+    let value_nu = value_scalars(rows.kv_head, token);
+    let scores = four_scores(rows, nu, token, lane);
+    let finite = nu.finite & value_nu.finite & vec4<bool>(tile + 4u * lane == token);
+    let a = logits_of(scores[0], token, finite.x, seen);
+    let b = logits_of(scores[1], token + 1u, finite.y, seen);
+    let c = logits_of(scores[2], token + 2u, finite.z, seen);
+    let d = logits_of(scores[3], token + 3u, finite.w, seen);
+    // Relative to the largest weight, the value's scalar included: no weight of the tile is above 1.
+    let lift = log(max(value_nu.first, vec4<f32>(LEAST_NU)));
+    let peak = row_max(max(max(a + lift.x, b + lift.y), max(c + lift.z, d + lift.w)), lane);
+    let e = mat4x4<f32>(exponentials(a, peak), exponentials(b, peak), exponentials(c, peak), exponentials(d, peak));
+    let excess = share_weights(columns_times(e, value_nu.first), lane);
+    workgroupBarrier();
+    let tile_values = weigh_tile(rows.kv_head, tile, last, lane);
+    let largest = max(found.largest, peak);
+    let keep = exp(max(found.largest - largest, vec4<f32>(-200.0)));
+    let take = exp(max(peak - largest, vec4<f32>(-200.0)));
+    return Found(largest, found.sum * keep + take * (e[0] + e[1] + e[2] + e[3]), found.excess * keep + take * excess,
+                 columns_times(found.values, keep) + columns_times(tile_values, take));
+}
+
+fn partial_base(row: u32, split: u32) -> u32 {
+    return (row * params.attention.all_splits + params.attention.first_split + split) * STRIDE;
+}
+
+// What another store of the same query has left there: its largest logit and sum; zeros where none has.
+fn partial_before(row: u32, split: u32) -> vec2<f32> {
+    let base = min(partial_base(row, split), arrayLength(&partials) - 2u);
+    return vec2<f32>(partials[base], partials[base + 1u]);
+}
+
+// Both parts become one.
+fn store_row(row: u32, split: u32, exists: bool, own: vec3<f32>, sums: vec4<f32>, before: vec2<f32>, lane: u32) {
+    workgroupBarrier();
+    exchange[lane] = sums;
+    workgroupBarrier();
+    let base = partial_base(row, split);
+    if (!exists || base + STRIDE > arrayLength(&partials)) {
+        return;
+    }
+    let joined = select(own.x, max(own.x, before.x), before.y > 0.0);
+    let weight = exp(clamp(own.x - joined, -200.0, 0.0));
+    let weight_before = select(0.0, exp(clamp(before.x - joined, -200.0, 0.0)), before.y > 0.0);
+    if (lane < VALUE_FOURS) {
+        var total = vec4<f32>(-own.z);
+        for (var i = 0u; i < VALUE_GROUPS; i++) {
+            total += exchange[i * VALUE_LANES + lane];
+        }
+        for (var i = 0u; i < 4u; i++) {
+            let at = base + 2u + 4u * lane + i;
+            partials[at] = 2.0 * weight * total[i] + weight_before * partials[at];
+        }
+    }
+    if (lane == 0u) {
+        partials[base] = joined;
+        partials[base + 1u] = weight * own.y + weight_before * before.y;
+    }
 }
 
 @compute @workgroup_size(WORKGROUP)
 fn attend(place: Place, id: Invocation) {
-    flash_attend(linear_workgroup(place), lane_of(id));
+    let lane = lane_of(id);
+    let index = linear_workgroup(place);
+    let splits = params.attention.splits;
+    let rows = rows_of(index / splits);
+    let split = index % splits;
+    let seen = seen_by(rows);
+    let start = split * params.attention.split;
+    let first = min(min(seen.first.x, seen.first.y), min(seen.first.z, seen.first.w));
+    let end = max(max(seen.end.x, seen.end.y), max(seen.end.z, seen.end.w));
+    let last = min(end, start + params.attention.split);
+    load_query(rows.sketch, lane);
+    var found = Found(vec4<f32>(LOWEST), vec4<f32>(), vec4<f32>(), mat4x4<f32>());
+    // Whole tiles before the window see nothing and are left out.
+    let skipped = (max(first, start) - start) / TILE_TOKENS * TILE_TOKENS;
+    for (var tile = start + skipped; tile < last; tile += TILE_TOKENS) {
+        workgroupBarrier();
+        load_mean(rows.sketch, tile, lane);
+        workgroupBarrier();
+        found = add_tile(found, rows, seen, tile, last, lane);
+    }
+    let sum = row_sum(found.sum, lane);
+    let excess = row_sum(found.excess, lane);
+    let a = partial_before(rows.rows.x, split);
+    let b = partial_before(rows.rows.y, split);
+    let c = partial_before(rows.rows.z, split);
+    let d = partial_before(rows.rows.w, split);
+    storageBarrier();
+    let exist = rows.exist & vec4<bool>(index / splits < params.units);
+    let largest = found.largest;
+    store_row(rows.rows.x, split, exist.x, vec3<f32>(largest.x, sum.x, excess.x), found.values[0], a, lane);
+    store_row(rows.rows.y, split, exist.y, vec3<f32>(largest.y, sum.y, excess.y), found.values[1], b, lane);
+    store_row(rows.rows.z, split, exist.z, vec3<f32>(largest.z, sum.z, excess.z), found.values[2], c, lane);
+    store_row(rows.rows.w, split, exist.w, vec3<f32>(largest.w, sum.w, excess.w), found.values[3], d, lane);
 }

@@ -6,14 +6,11 @@ struct Params {
     sinks: u32,
     means_at: u32,
     block: u32,
-    // Blocks that the store has room for, and the one of it that the first becomes.
-    capacity: u32,
-    first: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(2) var<storage, read_write> store: array<u32>;
+@group(0) @binding(2) var<storage, read_write> coded: array<u32>;
 
 var<workgroup> sums: array<f32, HEAD_DIM>;
 
@@ -52,10 +49,9 @@ fn block_means(place: Place, id: Invocation) {
     for (var word = lane; word < MEAN_WORDS; word += WORKGROUP) {
         let odd = select(0.0, sums[min(2u * word + 1u, HEAD_DIM - 1u)], 2u * word + 1u < HEAD_DIM);
         let mean = vec2<f32>(sums[2u * word], odd) / max(count, 1.0);
-        let stored = head * params.capacity + params.first + index % blocks;
-        let at = params.means_at + stored * MEAN_WORDS + word;
-        if (index / blocks < heads && at < arrayLength(&store)) {
-            store[at] = pack2x16float(clamp(mean, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
+        let at = params.means_at + index * MEAN_WORDS + word;
+        if (index / blocks < heads && at < arrayLength(&coded)) {
+            coded[at] = pack2x16float(clamp(mean, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
         }
     }
 }

@@ -31,6 +31,10 @@ var<workgroup> key_energy: array<f32, HEAD_DIM>;
 var<workgroup> query_energy: array<f32, HEAD_DIM>;
 var<workgroup> weight: array<f32, UNITS>;
 
+fn turn_at(index: u32) -> vec2<f32> {
+    return angles[index];
+}
+
 fn number(head: u32, token: u32, channel: u32) -> f32 {
     let at = view_token(params.view, head, token) + channel;
     return element(input[word_index(at)], at);

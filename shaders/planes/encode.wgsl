@@ -1,19 +1,16 @@
 // Codes keys or values: centred and balanced by the tables, rotated, and each segment's channels kept in b bits beside one f16
-// scalar nu. Two rows a workgroup. Twin: qjl::planes::cpu::encode.
+// scalar nu, row after row; tile.wgsl takes them from there. Two rows a workgroup. Twin: qjl::planes::cpu::encode.
 
 struct Params {
     view: View,
     // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
     set_heads: u32,
-    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the codes in the store.
+    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the codes of the rows.
     fine_at: u32,
     scales_at: u32,
     means_at: u32,
     // Tokens of a block mean.
     block: u32,
-    // Tokens that the store has room for, and the one of it that the first row's becomes; both even, or all rows of the view.
-    capacity: u32,
-    first: u32,
     // The position of the first token, where those of the others follow it.
     position: u32,
     consecutive: u32,
@@ -23,13 +20,17 @@ struct Params {
 @group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
 @group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read_write> store: array<u32>;
+@group(0) @binding(6) var<storage, read_write> coded: array<u32>;
 @group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
 @group(0) @binding(5) var<storage, read> positions: array<u32>;
 
 const ROW_WORDS: u32 = FIRST_WORDS + SECOND_WORDS;
 
 var<workgroup> packed: array<atomic<u32>, 2u * ROW_WORDS>;
+
+fn turn_at(index: u32) -> vec2<f32> {
+    return angles[index];
+}
 
 fn raw_number(row: u32, channel: u32) -> f32 {
     let at = view_row(params.view, row) + channel;
@@ -52,9 +53,9 @@ fn mean_at(head: u32, token: u32, at: Channel) -> f32 {
         return at.mean * turn.x + at.turned * turn.y;
     }
     if (CENTRING == BLOCK_MEAN) {
-        let blocks = (params.capacity + params.block - 1u) / params.block;
-        let row = (head * blocks + (params.first + token) / params.block) * MEAN_WORDS;
-        let both = unpack2x16float(store[params.means_at + row + at.channel / 2u]);
+        let blocks = (params.view.tokens + params.block - 1u) / params.block;
+        let row = (head * blocks + token / params.block) * MEAN_WORDS;
+        let both = unpack2x16float(coded[params.means_at + row + at.channel / 2u]);
         return select(both.x, both.y, (at.channel & 1u) == 1u);
     }
     return 0.0;
@@ -168,14 +169,9 @@ fn count_row(finite: bool, peak: f32, nu: vec2<f32>) {
     }
 }
 
-// The row of the store that a row becomes.
-fn stored_row(row: u32) -> u32 {
-    return (row / params.view.tokens) * params.capacity + params.first + row % params.view.tokens;
-}
-
 fn put(at: u32, word: u32) {
-    if (at < arrayLength(&store)) {
-        store[at] = word;
+    if (at < arrayLength(&coded)) {
+        coded[at] = word;
     }
 }
 
@@ -204,13 +200,12 @@ fn encode(place: Place, id: Invocation) {
         let second = i >= ROW_WORDS;
         let row = first_row + select(0u, 1u, second);
         if (row <= last) {
-            put(stored_row(row) * ROW_WORDS + i % ROW_WORDS,
+            put(row * ROW_WORDS + i % ROW_WORDS,
                 select(0u, atomicLoad(&packed[i]), select(finite.x, finite.y, second)));
         }
     }
     if (lane == 0u && first_row <= last) {
         count_row(finite.x, peaks.x, vec2<f32>(first_nu.x, second_nu.x));
-        let stored = stored_row(first_row);
         let low = nu_bits(first_nu.x, finite.x);
         var high = 0u;
         if (inside) {
@@ -218,12 +213,12 @@ fn encode(place: Place, id: Invocation) {
             high = nu_bits(first_nu.y, finite.y);
         }
         if (SECOND_PLANES == 0u) {
-            put(params.scales_at + stored / 2u, low | (high << 16u));
+            put(params.scales_at + first_row / 2u, low | (high << 16u));
         } else {
             // Two scalars a row.
-            put(params.scales_at + stored, low | (nu_bits(second_nu.x, finite.x) << 16u));
+            put(params.scales_at + first_row, low | (nu_bits(second_nu.x, finite.x) << 16u));
             if (inside) {
-                put(params.scales_at + stored_row(first_row + 1u), high | (nu_bits(second_nu.y, finite.y) << 16u));
+                put(params.scales_at + first_row + 1u, high | (nu_bits(second_nu.y, finite.y) << 16u));
             }
         }
     }

@@ -1,9 +1,11 @@
-// Queries made ready to be scored against coded keys, one workgroup a query: SKETCH numbers for each.
-//   HEAD_DIM   2 R (q * sigma)[order]
-//   2          what to subtract for each segment: (2^b - 1) times the sum of the rotated query
-//   1          whether the query is finite (else everything is zero)
-//   2 PAIRS    the mean's score at position t is the sum over pairs of A cos + B sin: all A, then all B
-//   HEAD_DIM   the query itself, for block means
+// Queries made ready to be scored against coded keys, one workgroup a query: SKETCH numbers for each, of four rows of one KV head
+// side by side (head by head, each query's heads of it after the last one's; rows that fill up the last four stay zeros).
+//   QUERY_CHANNELS  2 R (q * sigma)[order], zeros behind each segment up to whole groups of 32
+//   2               what to subtract for each segment: (2^b - 1) times the sum of the rotated query
+//   1               whether the query is finite (else everything is zero)
+//   2 PAIRS         the mean's score at position t is the sum over pairs of A cos + B sin: all A, then all B
+// or, for block means,
+//   HEAD_DIM        the query itself
 // Twin: qjl::planes::cpu::project.
 
 struct Params {
@@ -20,13 +22,20 @@ struct Params {
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
 @group(0) @binding(4) var<storage, read_write> sketches: array<f32>;
 
+const QUERY_CHANNELS: u32 = 32u * (FIRST_GROUPS + SECOND_GROUPS);
+const MEAN_AT: u32 = QUERY_CHANNELS + 3u;
+
 fn query_number(row: u32, channel: u32) -> f32 {
     let at = view_row(params.view, row) + channel;
     return element(input[word_index(at)], at);
 }
 
 fn put(row: u32, at: u32, number: f32) {
-    let index = (params.first_row + row) * SKETCH + at;
+    let queries = params.view.tokens;
+    let head = params.first_row / queries + row / queries;
+    let fours = (params.group * queries + 3u) / 4u;
+    let place = (row % queries) * params.group + head % params.group;
+    let index = (((head / params.group) * fours + place / 4u) * SKETCH + at) * 4u + place % 4u;
     if (row < params.view.rows && index < arrayLength(&sketches)) {
         sketches[index] = number;
     }
@@ -39,6 +48,36 @@ fn segment_sum(first: u32, count: u32, lane: u32) -> f32 {
         sum += work[first + i].x;
     }
     return row_sum(vec4<f32>(sum), lane).x;
+}
+
+// The sum over the channels of a pair; the last one has all that do not turn.
+fn pair_sum(pair: u32) -> vec2<f32> {
+    if (pair < PAIRS - 1u) {
+        let a = select(pair, 2u * pair, INTERLEAVED);
+        let b = select(pair + PAIRS - 1u, 2u * pair + 1u, INTERLEAVED);
+        return work[a] + work[b];
+    }
+    var sums = vec2<f32>();
+    for (var i = 2u * (PAIRS - 1u); i < HEAD_DIM; i++) {
+        sums += work[i];
+    }
+    return sums;
+}
+
+// A and B of every pair.
+fn put_mean(row: u32, readable: u32, table: u32, finite: bool, lane: u32) {
+    workgroupBarrier();
+    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+        let at = channels[table + i];
+        let number = select(0.0, query_number(readable, at.channel), finite);
+        work[at.channel] = number * vec2<f32>(at.mean, at.turned);
+    }
+    workgroupBarrier();
+    for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
+        let sums = pair_sum(pair);
+        put(row, MEAN_AT + pair, sums.x);
+        put(row, MEAN_AT + PAIRS + pair, sums.y);
+    }
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -66,26 +105,19 @@ fn project(place: Place, id: Invocation) {
     }
     let first_sum = segment_sum(0u, FIRST_CHANNELS, lane);
     let second_sum = segment_sum(FIRST_CHANNELS, SECOND_CHANNELS, lane);
-    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
-        put(row, i, 2.0 * work[i].x);
+    for (var i = lane; i < select(FIRST_CHANNELS, HEAD_DIM, SECOND_PLANES > 0u); i += WORKGROUP) {
+        put(row, select(i, 32u * FIRST_GROUPS + i - FIRST_CHANNELS, i >= FIRST_CHANNELS), 2.0 * work[i].x);
     }
     if (lane == 0u) {
-        put(row, HEAD_DIM, f32((1u << FIRST_PLANES) - 1u) * first_sum);
-        put(row, HEAD_DIM + 1u, f32((1u << SECOND_PLANES) - 1u) * second_sum);
-        put(row, HEAD_DIM + 2u, select(0.0, 1.0, finite));
+        put(row, QUERY_CHANNELS, f32((1u << FIRST_PLANES) - 1u) * first_sum);
+        put(row, QUERY_CHANNELS + 1u, f32((1u << SECOND_PLANES) - 1u) * second_sum);
+        put(row, QUERY_CHANNELS + 2u, select(0.0, 1.0, finite));
     }
-    for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
-        var sums = vec2<f32>();
-        for (var i = 0u; i < HEAD_DIM; i++) {
-            let at = channels[table + i];
-            if (finite && at.pair == pair) {
-                sums += query_number(readable, at.channel) * vec2<f32>(at.mean, at.turned);
-            }
+    if (CENTRING == BLOCK_MEAN) {
+        for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
+            put(row, MEAN_AT + i, select(0.0, query_number(readable, i), finite));
         }
-        put(row, HEAD_DIM + 3u + pair, sums.x);
-        put(row, HEAD_DIM + 3u + PAIRS + pair, sums.y);
-    }
-    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
-        put(row, HEAD_DIM + 3u + 2u * PAIRS + i, select(0.0, query_number(readable, i), finite));
+    } else {
+        put_mean(row, readable, table, finite, lane);
     }
 }

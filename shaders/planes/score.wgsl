@@ -1,85 +1,105 @@
-// Scores of coded keys: nu (2 <q', c> - (2^b - 1) sum q') for each segment, and the mean's part.
+// Scores of coded keys: nu (2 <q', c> - (2^b - 1) sum q') for each segment, and the mean's part. Four query rows of one KV head
+// share a workgroup (components); each lane scores four tokens that follow each other (columns).
 
-const ROW_WORDS: u32 = FIRST_WORDS + SECOND_WORDS;
+// vec4s of one word of 32 groups, and tokens of a tile of a workgroup.
+const TILE_FOURS: u32 = 8u;
+const TILE_TOKENS: u32 = 4u * WORKGROUP;
+// Where queries in workgroup memory would not leave room for the rest, they are read from where `project` left them.
+const STAYS: bool = HEAD_DIM > 128u && (HEAD_DIM > 256u || WORKGROUP > 64u);
+const ROW_WORDS: u32 = FIRST_GROUPS * FIRST_PLANES + SECOND_GROUPS * SECOND_PLANES;
 
-// The rotated query times 2, then A and B of the mean, or the query itself for block means.
-var<workgroup> query: array<f32, HEAD_DIM>;
-var<workgroup> mean_query: array<f32, max(2u * PAIRS, HEAD_DIM)>;
+// What `project` leaves of four rows: rotated queries times 2 in whole groups, what to subtract for each segment, whether the row
+// is finite, the mean's A and B of every pair or, for block means, the query.
+const QUERY_CHANNELS: u32 = 32u * (FIRST_GROUPS + SECOND_GROUPS);
+const MINUS_AT: u32 = QUERY_CHANNELS;
+const FINITE_AT: u32 = QUERY_CHANNELS + 2u;
+const MEAN_AT: u32 = QUERY_CHANNELS + 3u;
 
-fn load_query(query_row: u32, lane: u32) {
-    for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {
-        query[i] = sketches[query_row * SKETCH + i];
-    }
-    let first = HEAD_DIM + 3u + select(0u, 2u * PAIRS, CENTRING == BLOCK_MEAN);
-    for (var i = lane; i < select(2u * PAIRS, HEAD_DIM, CENTRING == BLOCK_MEAN); i += WORKGROUP) {
-        mean_query[i] = sketches[query_row * SKETCH + first + i];
-    }
+// The query rows of a workgroup: the KV head of the store that they read, where `project` left them, and of each row its number,
+// the query's index, and whether there is one.
+struct Rows {
+    kv_head: u32,
+    sketch: u32,
+    sequence: u32,
+    rows: vec4<u32>,
+    queries: vec4<u32>,
+    exist: vec4<bool>,
 }
 
-fn query_is_finite(query_row: u32) -> bool {
-    return sketches[query_row * SKETCH + HEAD_DIM + 2u] > 0.0;
+fn rows_of(index: u32) -> Rows {
+    let sizes = params.attention;
+    let rows_a_head = sizes.group * sizes.queries;
+    let fours = (rows_a_head + 3u) / 4u;
+    let unit = min(index, (sizes.rows / rows_a_head) * fours - 1u);
+    let kv_head = unit / fours;
+    let row = 4u * (unit % fours) + vec4<u32>(0u, 1u, 2u, 3u);
+    let first_head = (sizes.first_row / (sizes.queries * sizes.query_heads)) * sizes.kv_heads;
+    let head = first_head + kv_head;
+    let queries = row / sizes.group;
+    let rows = (head * sizes.group + row % sizes.group) * sizes.queries + queries;
+    let sketch = (head * fours + unit % fours) * SKETCH;
+    return Rows(kv_head, sketch, head / sizes.kv_heads, rows, queries, row < vec4<u32>(rows_a_head));
 }
 
-fn mean_score(kv_head: u32, token: u32) -> f32 {
-    var sum = 0.0;
-    if (CENTRING == PRE_ROPE) {
-        var position = params.attention.position + token;
-        if (params.attention.consecutive == 0u) {
-            position = positions[(kv_head / params.attention.kv_heads) * params.attention.tokens + token];
-        }
-        for (var pair = 0u; pair < PAIRS; pair++) {
-            let turn = angle(position, pair);
-            sum += mean_query[pair] * turn.x + mean_query[PAIRS + pair] * turn.y;
-        }
-    }
-    if (CENTRING == BLOCK_MEAN) {
-        let blocks = (params.attention.tokens + params.block - 1u) / params.block;
-        let first = params.means_at + (kv_head * blocks + token / params.block) * MEAN_WORDS;
-        for (var i = 0u; i < HEAD_DIM; i++) {
-            let both = unpack2x16float(keys[first + i / 2u]);
-            sum += mean_query[i] * select(both.x, both.y, (i & 1u) == 1u);
-        }
-    }
-    return sum;
+fn rows_are_finite(rows: Rows) -> vec4<bool> {
+    return sketches[rows.sketch + FINITE_AT] > vec4<f32>();
 }
 
-// Sum of code times query over a segment of a row of codes.
-fn segment_dot(row: u32, word_base: u32, first: u32, channels: u32, planes: u32) -> f32 {
-    var sum = 0.0;
-    for (var i = 0u; i < channels; i++) {
-        let bit = i * planes;
-        let at = row * ROW_WORDS + word_base + bit / 32u;
-        var code = keys[at] >> (bit % 32u);
-        if (bit % 32u + planes > 32u) {
-            code |= keys[at + 1u] << (32u - bit % 32u);
-        }
-        sum += f32(code & ((1u << planes) - 1u)) * query[first + i];
-    }
-    return sum;
+fn key_word(at: u32) -> u32 {
+    return keys[at / 4u][at % 4u];
 }
 
-fn key_scales(row: u32) -> vec2<f32> {
+fn key_words(at: u32, planes: u32) -> Words {
+    var words = Words();
+    words.a = keys[at];
+    if (planes > 1u) {
+        words.b = keys[at + TILE_FOURS];
+    }
+    if (planes > 2u) {
+        words.c = keys[at + 2u * TILE_FOURS];
+    }
+    if (planes > 3u) {
+        words.d = keys[at + 3u * TILE_FOURS];
+    }
+    if (planes > 4u) {
+        words.e = keys[at + 4u * TILE_FOURS];
+    }
+    return words;
+}
+
+// The scalars of four tokens, and whether the rows were finite.
+struct Scalars {
+    first: vec4<f32>,
+    second: vec4<f32>,
+    finite: vec4<bool>,
+}
+
+fn key_scalars(kv_head: u32, token: u32) -> Scalars {
+    let row = kv_head * store_tiles() * 32u + token;
     if (SECOND_PLANES > 0u) {
-        return unpack2x16float(keys[params.key_scales_at + row]);
+        let both = keys[(params.key_scales_at + row) / 4u];
+        let first = (both.xz & vec2<u32>(0xffffu)) | (both.yw << vec2<u32>(16u));
+        let second = (both.xz >> vec2<u32>(16u)) | (both.yw & vec2<u32>(0xffff0000u));
+        return Scalars(four_finite_halves(first), four_finite_halves(second), four_are_finite(first));
     }
-    let both = unpack2x16float(keys[params.key_scales_at + row / 2u]);
-    return vec2<f32>(select(both.x, both.y, (row & 1u) == 1u), 0.0);
+    let four = keys[(params.key_scales_at + row / 2u) / 4u];
+    let words = select(four.xy, four.zw, (row & 4u) == 4u);
+    return Scalars(four_finite_halves(words), vec4<f32>(), four_are_finite(words));
 }
 
-fn key_is_masked(row: u32) -> bool {
-    if (SECOND_PLANES > 0u) {
-        return !half_is_finite(keys[params.key_scales_at + row] & 0xffffu);
-    }
-    return !half_is_finite(half_at(keys[params.key_scales_at + row / 2u], row));
+// Tiles of 32 tokens of a head of the store.
+fn store_tiles() -> u32 {
+    return (params.attention.tokens + 31u) / 32u;
 }
 
-fn key_score(query_row: u32, kv_head: u32, token: u32) -> f32 {
-    let row = kv_head * params.attention.tokens + token;
-    let nu = key_scales(row);
-    let minus = vec2<f32>(sketches[query_row * SKETCH + HEAD_DIM], sketches[query_row * SKETCH + HEAD_DIM + 1u]);
-    var score = nu.x * (segment_dot(row, 0u, 0u, FIRST_CHANNELS, FIRST_PLANES) - minus.x);
+// Scores of the tokens from `token` on, a multiple of 4 inside the store's tiles.
+fn four_scores(rows: Rows, scalars: Scalars, token: u32, lane: u32) -> mat4x4<f32> {
+    let at = (rows.kv_head * store_tiles() + token / 32u) * ROW_WORDS * TILE_FOURS + (token % 32u) / 4u;
+    var scores = columns_times(segment_dots(rows.sketch, 0u, at, 0u, FIRST_GROUPS, FIRST_PLANES), scalars.first);
     if (SECOND_PLANES > 0u) {
-        score += nu.y * (segment_dot(row, FIRST_WORDS, FIRST_CHANNELS, SECOND_CHANNELS, SECOND_PLANES) - minus.y);
+        let second = at + FIRST_GROUPS * FIRST_PLANES * TILE_FOURS;
+        scores += columns_times(
+            segment_dots(rows.sketch, 1u, second, 32u * FIRST_GROUPS, SECOND_GROUPS, SECOND_PLANES), scalars.second);
     }
-    return score + mean_score(kv_head, token);
+    return scores + mean_scores(rows.sketch, rows.kv_head, token, lane);
 }

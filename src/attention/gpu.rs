@@ -17,8 +17,6 @@ use crate::tensor::{DType, checked_bytes};
 
 /// Invocations of a workgroup, and tokens of a tile.
 const WORKGROUP: usize = 128;
-/// Workgroups that an attention pass aims for: enough to fill a large GPU once. More splits cost more combining.
-const TARGET_WORKGROUPS: usize = 1024;
 /// Bytes that the partial results of one call over many stores may take; one split of each query always fits.
 const MAX_PARTIAL_BYTES: usize = 16 << 20;
 
@@ -49,6 +47,18 @@ pub(crate) struct AttentionParams {
 }
 
 impl AttentionParams {
+    /// Of all tokens of a store whose positions are stored, or follow the first one.
+    pub(crate) fn of_store(g: Geometry, position: u32, consecutive: u32) -> Result<Self> {
+        Ok(Self {
+            rows: index32(g.batch * g.query_heads * g.queries)?,
+            tokens: index32(g.tokens)?,
+            live_end: index32(g.tokens)?,
+            position,
+            consecutive,
+            ..Self::new(g, &AttendOptions::default())?
+        })
+    }
+
     /// What does not depend on a store and its splits.
     fn new(g: Geometry, options: &AttendOptions<'_>) -> Result<Self> {
         Ok(Self {
@@ -65,11 +75,39 @@ impl AttentionParams {
     }
 }
 
-/// Splits of a store of so many tokens, and the tokens of one, for a pass of so many query rows.
-fn split(tokens: usize, rows: usize) -> (usize, usize) {
-    let tiles = tokens.div_ceil(WORKGROUP).max(1);
-    let tiles_per_split = tiles.div_ceil(TARGET_WORKGROUPS.div_ceil(rows.max(1)));
-    (tiles.div_ceil(tiles_per_split), tiles_per_split * WORKGROUP)
+/// How a kernel divides a pass among workgroups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    /// Workgroups of one split of one sequence.
+    units: usize,
+    /// Tokens that a workgroup looks at together.
+    tokens: usize,
+    /// Workgroups that a pass aims for: enough to fill a large GPU once. More splits cost more combining.
+    target: usize,
+}
+
+impl Tiling {
+    /// One query row a workgroup: `shaders/common/flash.wgsl`.
+    pub(crate) const fn rows(g: Geometry) -> Self {
+        Self { units: g.query_heads * g.queries, tokens: WORKGROUP, target: 1024 }
+    }
+
+    /// Four query rows of one KV head a workgroup, which is small: `shaders/planes/attend.wgsl`.
+    pub(crate) const fn fours(g: Geometry, tokens: usize) -> Self {
+        Self { units: g.kv_heads * (g.group * g.queries).div_ceil(4), tokens, target: 2048 }
+    }
+
+    /// Workgroups of one split of one sequence.
+    pub(crate) const fn units(self) -> usize {
+        self.units
+    }
+
+    /// Splits of a store of so many tokens, and the tokens of one, where so many sequences are attended at once.
+    fn split(self, tokens: usize, sequences: usize) -> (usize, usize) {
+        let tiles = tokens.div_ceil(self.tokens).max(1);
+        let tiles_per_split = tiles.div_ceil(self.target.div_ceil((self.units * sequences).max(1)));
+        (tiles.div_ceil(tiles_per_split), tiles_per_split * self.tokens)
+    }
 }
 
 /// Room for the partial results of all passes of a call.
@@ -91,6 +129,8 @@ pub(crate) struct Pass {
     pub(crate) params: AttentionParams,
     pub(crate) spans: wgpu::Buffer,
     pub(crate) partials: wgpu::Buffer,
+    /// Workgroups of one split.
+    pub(crate) units: usize,
     /// Workgroups of the store's dispatch; none where it has no tokens, and then the partial sums are the zeros that a new
     /// buffer holds.
     pub(crate) workgroups: u64,
@@ -102,33 +142,41 @@ impl Pass {
         gpu: &Gpu,
         g: Geometry,
         value_dim: usize,
-        spans: &[Vec<Span>],
+        passes: &[(Vec<Span>, Tiling)],
         options: &AttendOptions<'_>,
     ) -> Result<Vec<Self>> {
         options.validate()?;
         g.check_sinks(options)?;
         let rows = g.batch * g.query_heads * g.queries;
-        let (splits, split) = split(g.tokens, rows);
-        let all_splits = splits * spans.len();
+        let splits = |tiling: Tiling| tiling.split(g.tokens, g.batch);
+        let all_splits = passes.iter().map(|&(_, tiling)| splits(tiling).0).sum();
         let partials = partials(gpu, rows, all_splits, value_dim)?;
         let params = AttentionParams {
             rows: index32(rows)?,
             tokens: index32(g.tokens)?,
             live_end: index32(g.tokens)?,
-            splits: index32(splits)?,
-            split: index32(split)?,
             all_splits: index32(all_splits)?,
             ..AttentionParams::new(g, options)?
         };
-        let pass = |(first_split, spans): (u32, &Vec<Span>)| {
+        let mut first_split = 0;
+        let pass = |(spans, tiling): &(Vec<Span>, Tiling)| {
+            let (splits, split) = splits(*tiling);
+            let params = AttentionParams {
+                splits: index32(splits)?,
+                split: index32(split)?,
+                first_split: index32(first_split)?,
+                ..params
+            };
+            first_split += splits;
             Ok(Self {
-                params: AttentionParams { first_split, ..params },
+                params,
                 spans: gpu.upload("spans", bytemuck::cast_slice(spans))?,
                 partials: partials.clone(),
-                workgroups: if g.tokens == 0 { 0 } else { (rows * splits) as u64 },
+                units: g.batch * tiling.units(),
+                workgroups: if g.tokens == 0 { 0 } else { (g.batch * tiling.units() * splits) as u64 },
             })
         };
-        (0..).step_by(splits).zip(spans).map(pass).collect()
+        passes.iter().map(pass).collect()
     }
 
     /// The only pass of a call that sees whole sequences.
@@ -139,8 +187,8 @@ impl Pass {
         lengths: Option<&[u32]>,
         options: &AttendOptions<'_>,
     ) -> Result<Self> {
-        let spans = [whole(&g.lengths(lengths)?)];
-        let mut passes = Self::all(gpu, g, value_dim, &spans, options)?;
+        let passes = [(whole(&g.lengths(lengths)?), Tiling::rows(g))];
+        let mut passes = Self::all(gpu, g, value_dim, &passes, options)?;
         passes.pop().ok_or_else(|| Error::range("attention passes", "1", 0))
     }
 
@@ -207,6 +255,9 @@ pub(crate) fn partial_stride(value_dim: usize) -> u32 {
     2 + 4 * value_fours(value_dim)
 }
 
+/// What a kernel by shaders/common/flash.wgsl is made of.
+pub(crate) const FLASH: [Module; 2] = [Module::Logits, Module::Flash];
+
 /// The constants that shaders/common/flash.wgsl needs.
 pub(crate) fn flash_constants(value_dim: usize) -> [Const; 3] {
     let fours = value_fours(value_dim);
@@ -239,7 +290,7 @@ fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2]) -> Va
     ];
     constants.extend(flash_constants(value_dim));
     let modules = [Module::Float, Module::Load(stored), Module::Pair];
-    let modules = [&modules[..], &[Module::AttentionParams, Module::Query, Module::Flash]].concat();
+    let modules = [&modules[..], &[Module::AttentionParams, Module::Query], &FLASH].concat();
     Variant::new(Kernel::Exact, &modules, &constants)
 }
 

@@ -13,11 +13,28 @@ mod rows;
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 use crate::tensor::Shape;
 pub use cpu::{exact, exact_scores, non_finite_rows};
 use rows::LOWEST;
 pub(crate) use rows::{Rows, attend_rows, dot, score_rows};
+
+/// How attention over sign planes is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// [`Fast`](Self::Fast) where the device multiplies bytes natively, [`Exact`](Self::Exact) elsewhere:
+    /// [`Caps::byte_products`](crate::gpu::Caps::byte_products).
+    #[default]
+    Auto,
+    /// In f32: below 1e-5 relative to attention over the stored codes in f64.
+    Exact,
+    /// Queries and weights in 8 bits, products summed as integers: below 3e-2 relative to attention over the stored codes
+    /// where scores spread over half a nat to 8 nats, and without a bias.
+    Fast,
+}
 
 /// How scores become weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,6 +51,9 @@ pub struct AttendOptions<'a> {
     /// A learned logit for each query head that enters the softmax's denominator and nothing else, neither scaled nor
     /// capped (attention sinks as gpt-oss has them).
     pub sink_logits: Option<&'a [f32]>,
+    /// How a device attends to sign planes. Raw rows and all other stores are attended exactly, and so is everything on the
+    /// host.
+    pub precision: Precision,
 }
 
 impl<'a> AttendOptions<'a> {
@@ -62,6 +82,13 @@ impl<'a> AttendOptions<'a> {
     #[must_use]
     pub const fn soft_cap(mut self, cap: f32) -> Self {
         self.soft_cap = Some(cap);
+        self
+    }
+
+    /// Sets how a device attends to sign planes.
+    #[must_use]
+    pub const fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
         self
     }
 

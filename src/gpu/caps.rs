@@ -16,6 +16,8 @@ pub struct Caps {
     pub software: bool,
     /// Smallest and largest subgroup, where shaders may use subgroup operations.
     pub subgroups: Option<(u32, u32)>,
+    /// Whether products of four bytes are likely to be one instruction, not emulated: with Vulkan and DirectX 12 on hardware.
+    pub byte_products: bool,
     /// Largest part of a buffer that one binding can show, in bytes.
     pub max_storage_buffer_binding_size: u64,
     /// Largest buffer, in bytes.
@@ -42,6 +44,8 @@ impl Caps {
             adapter: info.name.clone(),
             driver: driver.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "),
             software: info.device_type == wgpu::DeviceType::Cpu,
+            byte_products: info.device_type != wgpu::DeviceType::Cpu
+                && matches!(info.backend, wgpu::Backend::Vulkan | wgpu::Backend::Dx12),
             subgroups: features
                 .contains(wgpu::Features::SUBGROUP)
                 .then_some((info.subgroup_min_size, info.subgroup_max_size)),

@@ -31,7 +31,7 @@ pub use view::KvView;
 pub(crate) use pipeline::Pipeline;
 pub(crate) use readback::{Prepared as ReadBackPrepared, words};
 pub(crate) use record::{Dispatch, Recording, Window};
-pub(crate) use shader::{Access, Const, Kernel, Module};
+pub(crate) use shader::{Access, Arithmetic, Const, Kernel, Module};
 pub(crate) use view::{BoundView, InputParams, OutputParams, ViewUse, index32};
 
 use crate::error::{Error, Result};

@@ -26,6 +26,7 @@ pub(crate) enum Kernel {
     Exact,
     Combine,
     PlaneEncode,
+    PlaneTile,
     PlaneBlockMeans,
     PlaneProject,
     PlaneScores,
@@ -52,8 +53,8 @@ pub(crate) struct Spec {
     source: &'static str,
     /// Bindings of group 0, in order.
     pub(crate) bindings: &'static [Access],
-    /// Invocations of a workgroup.
-    pub(crate) workgroup: u32,
+    /// Invocations of a workgroup, where a variant does not say otherwise.
+    workgroup: u32,
 }
 
 use Access::{Read, Uniform, Write};
@@ -101,11 +102,12 @@ impl Kernel {
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
             }
+            Self::PlaneTile => &spec!("planes", "tile", 128, &[Uniform, Read, Write]),
             Self::PlaneBlockMeans => &spec!("planes", "block_means", 128, &[Uniform, Read, Write]),
             Self::PlaneProject => &spec!("planes", "project", 128, &[Uniform, Read, Read, Read, Write]),
-            Self::PlaneScores => &spec!("planes", "scores", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::PlaneScores => &spec!("planes", "scores", 32, &[Uniform, Read, Read, Read, Read, Write]),
             Self::PlaneAttend => {
-                &spec!("planes", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
+                &spec!("planes", "attend", 32, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
             Self::PlaneUnrotate => &spec!("planes", "unrotate", 128, &[Uniform, Read, Write, Read]),
             Self::PlaneCalibrate => {
@@ -127,6 +129,7 @@ pub(crate) enum Module {
     Half,
     Output,
     AttentionParams,
+    Logits,
     Flash,
     Query,
     MiniCacheRow,
@@ -143,7 +146,20 @@ pub(crate) enum Module {
     PlaneChannel,
     PlaneAngle,
     PlaneRotate,
+    PlaneQuads,
+    PlaneDot(Arithmetic),
+    PlaneMean,
     PlaneScore,
+    PlaneWeigh(Arithmetic),
+}
+
+/// How codes meet queries and weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Arithmetic {
+    /// In f32.
+    Exact,
+    /// Queries and weights in 8 bits, by integer dot products.
+    Fast,
 }
 
 impl Module {
@@ -161,6 +177,7 @@ impl Module {
             Self::Half => include_str!("../../shaders/common/half.wgsl"),
             Self::Output => include_str!("../../shaders/common/output.wgsl"),
             Self::AttentionParams => include_str!("../../shaders/common/attention.wgsl"),
+            Self::Logits => include_str!("../../shaders/common/logits.wgsl"),
             Self::Flash => include_str!("../../shaders/common/flash.wgsl"),
             Self::Query => include_str!("../../shaders/common/query.wgsl"),
             Self::MiniCacheRow => include_str!("../../shaders/minicache/row.wgsl"),
@@ -177,7 +194,13 @@ impl Module {
             Self::PlaneChannel => include_str!("../../shaders/planes/channel.wgsl"),
             Self::PlaneAngle => include_str!("../../shaders/planes/angle.wgsl"),
             Self::PlaneRotate => include_str!("../../shaders/planes/rotate.wgsl"),
+            Self::PlaneQuads => include_str!("../../shaders/planes/quads.wgsl"),
+            Self::PlaneDot(Arithmetic::Exact) => include_str!("../../shaders/planes/dot_exact.wgsl"),
+            Self::PlaneDot(Arithmetic::Fast) => include_str!("../../shaders/planes/dot_fast.wgsl"),
+            Self::PlaneMean => include_str!("../../shaders/planes/mean.wgsl"),
             Self::PlaneScore => include_str!("../../shaders/planes/score.wgsl"),
+            Self::PlaneWeigh(Arithmetic::Exact) => include_str!("../../shaders/planes/weigh_exact.wgsl"),
+            Self::PlaneWeigh(Arithmetic::Fast) => include_str!("../../shaders/planes/weigh_fast.wgsl"),
         }
     }
 }
@@ -211,16 +234,24 @@ pub struct Variant {
     constants: Vec<Const>,
     /// Smallest subgroup size, where shuffles are used.
     subgroups: Option<u32>,
+    /// Invocations of a workgroup, where they are not the kernel's own.
+    workgroup: Option<u32>,
 }
 
 impl Variant {
     pub(crate) fn new(kernel: Kernel, modules: &[Module], constants: &[Const]) -> Self {
-        Self { kernel, modules: modules.to_vec(), constants: constants.to_vec(), subgroups: None }
+        Self { kernel, modules: modules.to_vec(), constants: constants.to_vec(), subgroups: None, workgroup: None }
     }
 
     /// The variant that reduces by shuffles; `smallest` is the smallest subgroup the adapter may choose.
     pub(crate) fn with_subgroups(mut self, smallest: Option<u32>) -> Self {
         self.subgroups = smallest;
+        self
+    }
+
+    /// The variant with so many invocations in a workgroup.
+    pub(crate) fn with_workgroup(mut self, invocations: u32) -> Self {
+        self.workgroup = Some(invocations);
         self
     }
 
@@ -230,7 +261,7 @@ impl Variant {
 
     /// Invocations of a workgroup.
     pub(crate) fn workgroup(&self) -> u32 {
-        self.kernel.spec().workgroup
+        self.workgroup.unwrap_or_else(|| self.kernel.spec().workgroup)
     }
 
     /// Every variant that some adapter can take, for a selection of head dimensions: what a shader lint must see.
@@ -279,9 +310,14 @@ impl Variant {
             label += &format!("-{hash:016x}");
         }
         for module in &self.modules {
-            if let Module::Load(dtype) | Module::Bits(dtype) = module {
-                label += &format!("-{dtype}");
+            match module {
+                Module::Load(dtype) | Module::Bits(dtype) => label += &format!("-{dtype}"),
+                Module::PlaneDot(Arithmetic::Fast) => label += "-fast",
+                _ => {}
             }
+        }
+        if let Some(invocations) = self.workgroup {
+            label += &format!("-workgroup_{invocations}");
         }
         if let Some(size) = self.subgroups {
             label += &format!("-subgroups_{size}");
@@ -310,7 +346,7 @@ impl Variant {
         if self.subgroups.is_some() && target == Target::Web {
             text += "enable subgroups;\n";
         }
-        text += &format!("const WORKGROUP: u32 = {}u;\n", spec.workgroup);
+        text += &format!("const WORKGROUP: u32 = {}u;\n", self.workgroup());
         if let Some(smallest) = self.subgroups {
             text += &format!("const SUBGROUP_MIN: u32 = {smallest}u;\n");
         }

@@ -4,6 +4,7 @@ use kvfold::attention::AttendOptions;
 use kvfold::capture::RopeLayout;
 use kvfold::qjl::planes::gpu::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Stored, TableBuffer};
 use kvfold::qjl::planes::{
+    Segment,
     Calibration, Centring, Codec, PlaneCodes, PlanesOptions, Preset, Tables, cpu, reference,
 };
 use kvfold::rope::{Positions, Rope};
@@ -143,9 +144,14 @@ fn codes(gpu: &Gpu) -> kvfold::Result<()> {
                 compare_codes(kernel, twin, &context);
             }
         }
-        // Two f16 scalars or means share a word: the store pads an odd count.
-        let padded = |codes: &PlaneCodes| codes.bytes() as u64 + if dims[0] % 2 == 1 { 4096 } else { 3 };
-        assert!(coded.keys.bytes() >= twin[0].bytes() as u64 && coded.keys.bytes() <= padded(&twin[0]));
+        // Tiles hold 32 tokens and groups 32 channels; a mean's numbers stand two to a word.
+        let shape = twin[0].shape;
+        let tiles = shape.batch * shape.heads * shape.tokens.next_multiple_of(32);
+        let bits = |segment: &Segment| usize::from(segment.planes) * segment.channels.next_multiple_of(32) + 16;
+        let coded_bits: usize = codec.keys().segments().iter().filter(|s| s.planes > 0).map(bits).sum();
+        let means = twin[0].means.len() / shape.dim * shape.dim.next_multiple_of(2);
+        let bytes = (tiles * coded_bits / 8 + 2 * means).next_multiple_of(16);
+        assert_eq!(coded.keys.bytes(), bytes as u64, "{options:?}");
         let decoded = cpu::decode_keys(codec, &keys, &coded.host_tables)?;
         let wide: Vec<f64> =
             cpu::decode_keys(codec, &twin[0], &coded.host_tables)?.into_iter().map(f64::from).collect();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    AttentionParams, MAX_PARTIAL_BYTES, Pass, WORKGROUP, combine, partial_stride, partials, split, whole,
+    AttentionParams, MAX_PARTIAL_BYTES, Pass, Tiling, WORKGROUP, combine, partial_stride, partials, whole,
 };
 use crate::attention::{AttendOptions, Geometry};
 use crate::cache::Segment;
@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::gpu::{Gpu, KvView, Recording, index32};
 use crate::tensor::checked_bytes;
 
-/// A segment, its first split, its splits and the tokens of one.
-type Placed<'a> = (&'a Segment, usize, usize, usize);
+/// A segment, how it is divided, its first split, its splits and the tokens of one.
+type Placed<'a> = (&'a Segment, Tiling, usize, usize, usize);
 
 /// Makes the passes of one call, which share spans and partial results.
 struct Passes {
@@ -43,7 +43,7 @@ impl Passes {
         })
     }
 
-    fn pass(&self, (segment, first_split, splits, split): Placed<'_>) -> Result<Pass> {
+    fn pass(&self, (segment, tiling, first_split, splits, split): Placed<'_>) -> Result<Pass> {
         let params = AttentionParams {
             rows: index32(self.rows)?,
             first_row: index32(segment.sequence * self.rows)?,
@@ -57,7 +57,8 @@ impl Passes {
             ..self.common
         };
         let (spans, partials) = (self.spans.clone(), self.partials.clone());
-        Ok(Pass { params, spans, partials, workgroups: (self.rows * splits) as u64 })
+        let (units, workgroups) = (tiling.units(), (tiling.units() * splits) as u64);
+        Ok(Pass { params, spans, partials, units, workgroups })
     }
 }
 
@@ -86,10 +87,11 @@ impl SegmentPasses {
         let bytes =
             checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
         let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
+        let tiling = Tiling::rows(g);
         let mut used = vec![0; lengths.len()];
         let mut places = Vec::with_capacity(segments.len());
         for segment in segments {
-            let (splits, split) = split(segment.tokens, g.batch * rows);
+            let (splits, split) = tiling.split(segment.tokens, g.batch);
             let (splits, split) = if splits > most {
                 (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP)
             } else {
@@ -98,7 +100,7 @@ impl SegmentPasses {
             let Some(used) = used.get_mut(segment.sequence) else { continue };
             let first = if *used + splits > most { 0 } else { *used };
             *used = (*used).max(first + splits);
-            places.push((segment, first, splits, split));
+            places.push((segment, tiling, first, splits, split));
         }
         let all = Passes::new(gpu, g, value_dim, lengths, &used, options)?;
         let passes = places.into_iter().map(|placed| all.pass(placed)).collect::<Result<_>>()?;
@@ -144,20 +146,19 @@ impl Pass {
         g: Geometry,
         value_dim: usize,
         lengths: &[usize],
-        stages: &[&[Segment]],
+        stages: &[(&[Segment], Tiling)],
         options: &AttendOptions<'_>,
     ) -> Result<Staged> {
         options.validate()?;
         g.check_sinks(options)?;
-        let rows = g.query_heads * g.queries;
         let mut splits_of = vec![0; lengths.len()];
         let mut placed = Vec::with_capacity(stages.len());
-        for segments in stages {
+        for &(segments, tiling) in stages {
             let mut stage = Vec::with_capacity(segments.len());
-            for segment in *segments {
-                let (splits, split) = split(segment.tokens, g.batch * rows);
+            for segment in segments {
+                let (splits, split) = tiling.split(segment.tokens, g.batch);
                 let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
-                stage.push((segment, *before, splits, split));
+                stage.push((segment, tiling, *before, splits, split));
                 *before += splits;
             }
             let end = splits_of.iter().copied().max().unwrap_or(0);

@@ -3,7 +3,7 @@
 use super::super::config::Mode;
 use super::super::folded::{Layout, PAGE};
 use super::{CAUSES, LANES, TOTALS_AT};
-use crate::attention::gpu::flash_constants;
+use crate::attention::gpu::{FLASH, flash_constants};
 use crate::gpu::{Const, Kernel, Module, Variant};
 use crate::tensor::{DType, Shape};
 
@@ -121,8 +121,9 @@ pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) ->
     constants.extend(flash_constants(value_dim));
     let stored = [Module::Float, Module::Load(keys.dtype), Module::Bits(keys.dtype), Module::Pair];
     let folded = [Module::MiniCacheRow, Module::MiniCachePage, Module::MiniCacheStored];
-    let attention = [Module::AttentionParams, Module::Query, Module::Flash];
-    Variant::new(Kernel::FoldedAttend, &[&stored[..], &folded, &attention].concat(), &constants)
+    let attention = [Module::AttentionParams, Module::Query];
+    let modules = [&stored[..], &folded, &attention, &FLASH].concat();
+    Variant::new(Kernel::FoldedAttend, &modules, &constants)
 }
 
 /// Every variant some adapter can take, for a selection of head dimensions.

@@ -74,8 +74,8 @@ pub(super) struct SavedTrack {
     pub(super) counted: usize,
     pub(super) runs: Runs,
     pub(super) sinks: SavedTail,
-    /// First token and tokens of every coded block.
-    pub(super) coded: Vec<[usize; 2]>,
+    /// First token, tokens, and room of every coded block.
+    pub(super) coded: Vec<[usize; 3]>,
     pub(super) tail: SavedTail,
     pub(super) tables: bool,
     pub(super) energies: bool,

@@ -22,7 +22,7 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
     pub(crate) fn new(layers: &[LayerShape], sequences: usize, options: CacheOptions) -> Result<Self> {
         layers.iter().try_for_each(LayerShape::check)?;
         options.check(layers.len())?;
-        let rules = Rules::new(&options)?;
+        let rules = Rules::new(layers, &options)?;
         let mut ledger = Self { layers: layers.to_vec(), options, rules, sequences: Vec::new() };
         (0..sequences).for_each(|_| {
             ledger.add_sequence();

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::super::config::{KeyScale, ProjectionKind};
 use super::super::planes::{Balance, CALIBRATION_TOKENS, Centring, PlanesOptions, Preset, Tables};
 use super::super::projection::{MAX_SKETCH_DIM, Projection};
+use crate::cache::LayerShape;
 use crate::error::{Error, Result};
 use crate::rope::Rope;
 
@@ -142,6 +143,17 @@ impl Coding {
             }
             Self::Sketch(_) => false,
         }
+    }
+
+    /// Bytes of a coded key or value of one head, whichever is more, at the most.
+    pub(crate) fn most_row_bytes(&self, layer: &LayerShape) -> usize {
+        let [key_dim, value_dim] = layer.dims();
+        let bytes = match self {
+            // Five bits a channel in whole groups, two scalars, and a block mean for each token.
+            Self::Planes(_) => 5 * key_dim.max(value_dim).next_multiple_of(32) / 8 + 4 + 2 * key_dim,
+            Self::Sketch(options) => options.sketch_dim(key_dim).unwrap_or(MAX_SKETCH_DIM).div_ceil(8).max(value_dim),
+        };
+        bytes + 4
     }
 
     /// Tokens that are coded together: of a page, and at the least.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::LayerShape;
 use crate::cache::tail::{MakeBlock, Piece, Tail, Write};
 use crate::error::{Error, Result};
 use crate::rope::Positions;
@@ -12,8 +13,11 @@ use crate::rope::Positions;
 use super::super::planes::CALIBRATION_TOKENS;
 use super::options::{CacheOptions, PAGE};
 
-/// Tokens of a coded block: few enough that little is made before it is needed, many enough to fill a device.
+/// Tokens of a coded block at the least: few enough that little is made before it is needed.
 const BLOCK: usize = 1024;
+
+/// Bytes of one side of a coded block at the most: half of what every device can bind at once.
+const MAX_BLOCK_BYTES: usize = 64 << 20;
 
 /// Raw rows that no longer count, beyond those that do, above which the others move to a block of their own.
 const SLACK: usize = 128;
@@ -27,22 +31,30 @@ pub(crate) struct Rules {
     page: usize,
     /// Tokens that are coded together at the least.
     least: usize,
-    /// Tokens of a coded block, whole pages.
-    pub(crate) block: usize,
+    /// Tokens of a coded block at the least, whole pages.
+    block: usize,
+    /// And at the most.
+    most: usize,
     capacity: Option<usize>,
     pinned: usize,
 }
 
 impl Rules {
-    pub(crate) fn new(options: &CacheOptions) -> Result<Self> {
+    pub(crate) fn new(layers: &[LayerShape], options: &CacheOptions) -> Result<Self> {
         let [page, least] = options.coding.units()?;
         let sinks = options.coding.sinks();
+        let block = BLOCK.next_multiple_of(page);
+        let row_bytes = layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
+        let most = MAX_BLOCK_BYTES / row_bytes.unwrap_or(1).max(1);
+        // Tokens leave a ring block by block.
+        let most = options.capacity.map_or(most, |capacity| most.min(capacity / 4));
         Ok(Self {
             sinks,
             recent: options.coding.recent(),
             page,
             least,
-            block: BLOCK.next_multiple_of(page),
+            block,
+            most: (most / page * page).max(block),
             capacity: options.capacity,
             pinned: if options.pin_sinks { sinks } else { 0 },
         })
@@ -52,6 +64,11 @@ impl Rules {
     pub(crate) fn learnt(&self, counted: usize, len: usize, count: usize) -> Range<usize> {
         let start = len.max(counted).max(self.sinks);
         start..(len + count).min(CALIBRATION_TOKENS).max(start)
+    }
+
+    /// The room of a block whose first tokens are so many.
+    pub(crate) fn room(&self, tokens: usize) -> usize {
+        tokens.next_multiple_of(self.page).clamp(self.block, self.most)
     }
 
     /// First tokens that never leave.
@@ -137,8 +154,8 @@ pub(crate) trait MakeCodes<C> {
     /// A block with room for `capacity` tokens.
     fn make(&mut self, capacity: usize) -> Result<C>;
 
-    /// A block that holds what `codes` holds.
-    fn copy(&mut self, codes: &C) -> Result<C>;
+    /// A block that holds what `codes` holds, with the same room.
+    fn copy(&mut self, codes: &C, capacity: usize) -> Result<C>;
 }
 
 /// The rows of one sequence and layer. `X` is what a backend knows beside them.
@@ -237,16 +254,17 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         Ok((track, [to_sinks, to_tail]))
     }
 
-    /// Checks that the parts of a loaded track follow each other, its coded blocks `[first token, tokens]`.
-    pub(crate) fn check_loaded(&self, rules: &Rules, coded: &[[usize; 2]]) -> Result<()> {
+    /// Checks that the parts of a loaded track follow each other, its coded blocks `[first token, tokens, room]`.
+    pub(crate) fn check_loaded(&self, rules: &Rules, coded: &[[usize; 3]]) -> Result<()> {
         let len = self.len(rules);
         let mut whole = self.sinks.end() <= rules.sinks
             && (self.sinks.end() == rules.sinks || self.tail.end() == rules.sinks)
             && self.tail.first() >= rules.sinks
             && self.evicted <= len;
         let mut next = None;
-        for &[start, tokens] in coded {
-            whole &= start >= rules.sinks && (1..=rules.block).contains(&tokens);
+        for &[start, tokens, capacity] in coded {
+            whole &= start >= rules.sinks && (1..=capacity).contains(&tokens);
+            whole &= (rules.block..=rules.most).contains(&capacity) && capacity.is_multiple_of(rules.page);
             whole &= next.is_none_or(|next| next == start);
             next = start.checked_add(tokens);
         }
@@ -308,13 +326,14 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
                     || !block.tokens.is_multiple_of(rules.least)
             };
             if track.coded.last().is_none_or(full) {
-                let codes = Arc::new(make.make(rules.block)?);
-                track.coded.push(Coded { start: token, tokens: 0, capacity: rules.block, codes });
+                let capacity = rules.room(end - token);
+                let codes = Arc::new(make.make(capacity)?);
+                track.coded.push(Coded { start: token, tokens: 0, capacity, codes });
             }
             let index = track.coded.len() - 1;
             let Some(block) = track.coded.last_mut() else { break };
             if block.tokens > 0 && self.is_shared(index, block) {
-                block.codes = Arc::new(make.copy(&block.codes)?);
+                block.codes = Arc::new(make.copy(&block.codes, block.capacity)?);
             }
             let count = (end - token).min(block.capacity - block.tokens);
             fills.push(Fill { tokens: token..token + count, block: index, at: block.tokens });

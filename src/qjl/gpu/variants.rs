@@ -1,7 +1,7 @@
 //! The variants of QJL's kernels.
 
 use super::super::{KeyScale, ProjectionKind};
-use crate::attention::gpu::flash_constants;
+use crate::attention::gpu::{FLASH, flash_constants};
 use crate::gpu::{Const, Kernel, Module, Variant};
 use crate::tensor::DType;
 
@@ -54,7 +54,7 @@ pub(super) fn attend_variant(sketch_dim: usize, value_dim: usize) -> Variant {
         [&[Const::U32("SKETCH_DIM", sketch_dim as u32)], flash_constants(value_dim).as_slice()].concat();
     Variant::new(
         Kernel::Attend,
-        &[Module::Float, Module::Half, Module::SketchDot, Module::AttentionParams, Module::Flash],
+        &[&[Module::Float, Module::Half, Module::SketchDot, Module::AttentionParams][..], &FLASH].concat(),
         &constants,
     )
 }

@@ -24,7 +24,7 @@ impl MakeCodes<HostCodes> for MakeHostCodes<'_> {
         HostCodes::new(self.coder, self.layer, capacity)
     }
 
-    fn copy(&mut self, codes: &HostCodes) -> Result<HostCodes> {
+    fn copy(&mut self, codes: &HostCodes, _: usize) -> Result<HostCodes> {
         Ok(codes.clone())
     }
 }

@@ -142,7 +142,7 @@ fn put_track(
         counted: track.extra.counted,
         runs: track.runs.clone(),
         sinks,
-        coded: track.coded.iter().map(|block| [block.start, block.tokens]).collect(),
+        coded: track.coded.iter().map(|block| [block.start, block.tokens, block.capacity]).collect(),
         tail,
         tables: track.extra.tables.is_some(),
         energies: !energies.is_empty(),

@@ -41,7 +41,7 @@ pub(super) fn from_bytes(bytes: &[u8]) -> Result<CpuQjlCache> {
     let head = Head::parse(&required(entries.remove(HEAD), HEAD, "the JSON object of a saved cache")?, HEAD)?;
     let mut reader = tensors.reader();
     let mut cache = empty(&head, &mut reader)?;
-    check_growth(&head, &cache, bytes.len())?;
+    check_growth(&head, bytes.len())?;
     for (sequence, tracks) in head.sequences.iter().enumerate() {
         if tracks.len() != head.layers.len() {
             return Err(Error::shape("saved layers", head.layers.len(), tracks.len()));
@@ -123,14 +123,15 @@ fn check_coder(head: &Head, reader: &mut Reader<'_>, index: usize, coder: &mut C
 }
 
 /// Refuses to hold far more than the file does.
-fn check_growth(head: &Head, cache: &CpuQjlCache, bytes: usize) -> Result<()> {
+fn check_growth(head: &Head, bytes: usize) -> Result<()> {
     let most = bytes.saturating_mul(MAX_GROWTH).max(SMALL);
     let mut need = 0usize;
     for tracks in &head.sequences {
         for (track, layer) in tracks.iter().zip(&head.layers) {
             let raw = track.sinks.blocks.iter().chain(&track.tail.blocks);
             let raw = raw.fold(0usize, |sum, &[_, capacity]| sum.saturating_add(capacity));
-            let coded = track.coded.len().saturating_mul(cache.ledger.rules.block);
+            let room = track.coded.iter().map(|&[.., capacity]| capacity);
+            let coded = room.fold(0usize, usize::saturating_add);
             need = need.saturating_add(raw.saturating_add(coded).saturating_mul(layer.token_bytes()));
         }
     }
@@ -219,21 +220,20 @@ fn coded(
     saved: &SavedTrack,
 ) -> Result<Vec<Coded<HostCodes>>> {
     let (shape, coder) = (cache.ledger.layer(layer)?, cache.coders.get(layer)?);
-    let capacity = cache.ledger.rules.block;
     let mut blocks = Vec::with_capacity(saved.coded.len());
-    for &[start, tokens] in &saved.coded {
+    for &[start, tokens, capacity] in &saved.coded {
         let mut codes = HostCodes::new(coder, shape, capacity)?;
         codes.place(&saved.runs.of(start..start + tokens));
-        blocks.push((start, tokens, codes));
+        blocks.push((start, tokens, capacity, codes));
     }
-    let Some((_, _, first)) = blocks.first_mut() else { return Ok(Vec::new()) };
+    let Some((.., first)) = blocks.first_mut() else { return Ok(Vec::new()) };
     let arrays: Vec<(String, usize, usize, bool)> = first
         .arrays()
         .into_iter()
         .map(|array| (array.name, array.width, array.tokens, matches!(array.numbers, Numbers::Words(_))))
         .collect();
     for (index, (name, width, per, words)) in arrays.into_iter().enumerate() {
-        let rows: usize = saved.coded.iter().map(|&[_, tokens]| tokens.div_ceil(per)).sum();
+        let rows: usize = saved.coded.iter().map(|&[_, tokens, _]| tokens.div_ceil(per)).sum();
         let (name, sizes) = (format!("{prefix}.{name}"), [shape.kv_heads, rows, width]);
         let (all_words, all_halves) = if words {
             (reader.words(&name, &sizes)?, Vec::new())
@@ -241,9 +241,10 @@ fn coded(
             (Vec::new(), reader.halves(&name, &sizes)?)
         };
         let mut before = 0;
-        for (_, tokens, codes) in &mut blocks {
+        for (_, tokens, capacity, codes) in &mut blocks {
             let used = tokens.div_ceil(per);
-            let place = Place { rows, before, used, room: capacity.div_ceil(per), width };
+            let room = capacity.div_ceil(per);
+            let place = Place { rows, before, used, room, width };
             if let Some(array) = codes.arrays().into_iter().nth(index) {
                 match array.numbers {
                     Numbers::Words(to) => place.copy(&all_words, to, shape.kv_heads),
@@ -253,7 +254,7 @@ fn coded(
             before += used;
         }
     }
-    let block = |(start, tokens, codes)| Coded { start, tokens, capacity, codes: Arc::new(codes) };
+    let block = |(start, tokens, capacity, codes)| Coded { start, tokens, capacity, codes: Arc::new(codes) };
     Ok(blocks.into_iter().map(block).collect())
 }
 

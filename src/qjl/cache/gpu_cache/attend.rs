@@ -5,8 +5,8 @@ use super::super::super::planes::gpu::{Ops as PlaneOps, PositionBuffer};
 use super::super::track::Coded;
 use super::QjlCache;
 use super::codes::{DeviceCoder, DeviceCodes};
-use crate::attention::gpu::{Ops as Exact, Pass, Staged, combine};
-use crate::attention::{AttendOptions, Geometry};
+use crate::attention::gpu::{Ops as Exact, Pass, Staged, Tiling, combine};
+use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::cache::Segment;
 use crate::error::{Error, Result};
 use crate::gpu::{KvView, Recording};
@@ -46,10 +46,15 @@ pub(super) fn attend(
         }
     }
     let gpu = &cache.gpu;
-    let mut staged = Pass::stages(gpu, g, shape.value_dim, &lengths, &[&coded, &raw], options)?;
+    let coded_tiling = match cache.device_coder(layer)? {
+        DeviceCoder::Planes { codec, .. } => PlaneOps::new(gpu).tiling(codec, g),
+        DeviceCoder::Sketch { .. } => Tiling::rows(g),
+    };
+    let stages = [(coded.as_slice(), coded_tiling), (raw.as_slice(), Tiling::rows(g))];
+    let mut staged = Pass::stages(gpu, g, shape.value_dim, &lengths, &stages, options)?;
     let mut recording = Recording::new(gpu);
     if output.shape().elements() > 0 {
-        attend_coded(cache, &mut recording, layer, g, queries, &mut staged, &blocks)?;
+        attend_coded(cache, &mut recording, layer, g, queries, &mut staged, &blocks, options.precision)?;
         for (pass, [keys, values]) in staged.stages.iter().skip(1).flat_map(|(raw, _)| raw).zip(&rows) {
             Exact::new(gpu).exact(&mut recording, pass, [queries, keys, values])?;
         }
@@ -67,6 +72,7 @@ fn attend_coded(
     queries: &KvView,
     staged: &mut Staged,
     blocks: &[CodedPart<'_>],
+    precision: Precision,
 ) -> Result<()> {
     let (gpu, coder) = (&cache.gpu, cache.device_coder(layer)?);
     let Some((passes, _)) = staged.stages.first_mut().filter(|(passes, _)| !passes.is_empty()) else {
@@ -83,7 +89,8 @@ fn attend_coded(
                 let positions =
                     PositionBuffer::of_store(angles, positions.as_ref(), part.position, keys.shape.tokens);
                 let ops = PlaneOps::new(gpu);
-                ops.attend(recording, pass, &sketches, codec, [keys, values], &positions)?;
+                let arithmetic = ops.arithmetic(precision);
+                ops.attend(recording, pass, &sketches, codec, [keys, values], &positions, arithmetic)?;
             }
             (DeviceCodes::Sketch { keys, values }, DeviceCoder::Sketch { projection, .. }) => {
                 SketchOps::new(gpu).attend(recording, pass, &sketches, keys, values, projection)?;
@@ -102,17 +109,17 @@ fn project(
     g: Geometry,
     queries: &KvView,
 ) -> Result<wgpu::Buffer> {
-    let (gpu, rows) = (&cache.gpu, queries.shape().rows());
+    let gpu = &cache.gpu;
     match cache.device_coder(layer)? {
         DeviceCoder::Sketch { projection, .. } => {
             let ops = SketchOps::new(gpu);
-            let sketches = ops.sketches(projection, rows)?;
+            let sketches = ops.sketches(projection, queries.shape().rows())?;
             ops.project(recording, queries, projection, (&sketches, 0))?;
             Ok(sketches)
         }
         DeviceCoder::Planes { codec, .. } => {
             let ops = PlaneOps::new(gpu);
-            let sketches = ops.sketches(codec.codec(), rows)?;
+            let sketches = ops.sketches(codec.codec(), g)?;
             for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
                 if track.coded.is_empty() {
                     continue;

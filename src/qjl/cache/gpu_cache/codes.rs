@@ -86,8 +86,8 @@ impl DeviceCodes {
                 let codec = codec.codec();
                 let means = codec.block().map_or(0, |block| layer.kv_heads * capacity.div_ceil(block));
                 Self::Planes {
-                    keys: PlaneBuffer::counted(gpu, keys, codec.keys(), means, key_status.clone())?,
-                    values: PlaneBuffer::counted(gpu, values, codec.values(), 0, value_status.clone())?,
+                    keys: PlaneBuffer::counted(gpu, keys, (codec, Side::Keys), means, key_status.clone())?,
+                    values: PlaneBuffer::counted(gpu, values, (codec, Side::Values), 0, value_status.clone())?,
                     positions: None,
                 }
             }
@@ -139,10 +139,9 @@ impl DeviceCodes {
                 let missing = || Error::range("tables", "those of the layer", "none");
                 let (tables, positions) = centre.ok_or_else(missing)?;
                 let ops = PlaneOps::new(gpu);
-                ops.block_means(recording, keys, codec, to, at)?;
-                ops.encode(recording, keys, codec, Side::Keys, to, (tables, positions), at)?;
+                ops.encode(recording, keys, codec, to, (tables, positions), at)?;
                 let (plain, nowhere) = ops.plain(codec, values.shape().heads)?;
-                ops.encode(recording, values, codec, Side::Values, to_values, (&plain, &nowhere), at)
+                ops.encode(recording, values, codec, to_values, (&plain, &nowhere), at)
             }
             (Self::Sketch { keys: to, values: to_values }, DeviceCoder::Sketch { projection, .. }) => {
                 let ops = SketchOps::new(gpu);

@@ -20,7 +20,6 @@ struct MakeDeviceCodes<'a> {
     cache: &'a QjlCache,
     coder: &'a DeviceCoder,
     layer: &'a LayerShape,
-    capacity: usize,
     copies: &'a mut Copies,
 }
 
@@ -29,8 +28,8 @@ impl MakeCodes<DeviceCodes> for MakeDeviceCodes<'_> {
         DeviceCodes::new(&self.cache.gpu, self.coder, self.layer, capacity, self.cache.status())
     }
 
-    fn copy(&mut self, codes: &DeviceCodes) -> Result<DeviceCodes> {
-        let copy = self.make(self.capacity)?;
+    fn copy(&mut self, codes: &DeviceCodes, capacity: usize) -> Result<DeviceCodes> {
+        let copy = self.make(capacity)?;
         for (from, to) in codes.stores().into_iter().zip(copy.stores()) {
             self.copies.add(from, to);
         }
@@ -85,13 +84,7 @@ impl Commit<'_> {
         let end = next.codable(rules, all);
         if end > next.tail.first() && (!learns || next.extra.tables.is_some()) {
             let coder = cache.device_coder(layer)?;
-            let mut make = MakeDeviceCodes {
-                cache,
-                coder,
-                layer: &shape,
-                capacity: rules.block,
-                copies: &mut self.copies,
-            };
+            let mut make = MakeDeviceCodes { cache, coder, layer: &shape, copies: &mut self.copies };
             let (mut coded, fills) = next.coded(rules, end, &mut make)?;
             for fill in fills {
                 self.code(layer, &shape, (&next, &mut coded), &fill)?;

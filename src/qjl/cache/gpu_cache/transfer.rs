@@ -17,7 +17,7 @@ use crate::gpu::block::RawBlock;
 use crate::gpu::{Gpu, ReadBack, words};
 use crate::qjl::cache::coders::Coders;
 use crate::qjl::gpu::{CodesReadBack, QuantizedValueBuffers, SketchedKeyBuffers};
-use crate::qjl::planes::gpu::{PlaneBuffer, TableBuffer};
+use crate::qjl::planes::gpu::{PlaneBuffer, Side, TableBuffer};
 use crate::qjl::planes::{QueryEnergy, Tables};
 
 /// A block of codes on its way.
@@ -344,8 +344,8 @@ impl DeviceCodes {
                 } else {
                     Some(gpu.upload("positions", bytemuck::cast_slice(&keys.positions))?)
                 };
-                let keys = PlaneBuffer::upload(gpu, keys, key_status.clone())?;
-                let values = PlaneBuffer::upload(gpu, values, value_status.clone())?;
+                let keys = PlaneBuffer::upload(gpu, keys, Side::Keys, key_status.clone())?;
+                let values = PlaneBuffer::upload(gpu, values, Side::Values, value_status.clone())?;
                 Self::Planes { keys, values, positions }
             }
             _ => return Err(crate::Error::range("coder", "the one that the block was made with", "another")),

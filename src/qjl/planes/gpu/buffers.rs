@@ -4,9 +4,11 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::super::{CodeLayout, Codec, PlaneCodes, Tables};
-use super::variants::pairs;
+use super::tiles::{Tiles, pack, unpack};
+use super::variants::{attend_tokens, pairs};
+use super::Side;
 use crate::error::{Error, Result};
-use crate::gpu::{Gpu, ReadBack, words};
+use crate::gpu::{Gpu, ReadBack, index32, words};
 use crate::qjl::Counts;
 use crate::rope::{ANGLE_TILE, Positions};
 use crate::tensor::{Shape, checked_bytes};
@@ -102,12 +104,15 @@ impl TableBuffer {
     }
 }
 
-/// Cosines and sines of every pair's angle: coarse rows for tiles of positions, then fine rows for those within one.
+/// Cosines and sines of every pair's angle: coarse rows for tiles of positions, then fine rows for those within one; and once
+/// more, pair by pair, those of the tokens that a workgroup attends to together.
 #[derive(Clone, Debug)]
 pub(in crate::qjl) struct Angles {
     pub(in crate::qjl) buffer: wgpu::Buffer,
     /// Index of the first fine row.
     pub(in crate::qjl) fine_at: u32,
+    /// Where the angles of a workgroup's tokens begin, in fours of numbers.
+    pub(in crate::qjl) tile_at: u32,
     /// Positions below this one have angles.
     pub(in crate::qjl) end: u64,
 }
@@ -117,7 +122,9 @@ impl Angles {
     pub(in crate::qjl) fn upload(gpu: &Gpu, codec: &Codec, last: u32) -> Result<Self> {
         // Without a mean that turns no kernel reads an angle, and one row does.
         let coarse = if codec.mean_rope().is_some() { last / ANGLE_TILE + 1 } else { 1 };
-        let need = (u64::from(coarse) + u64::from(ANGLE_TILE)) * pairs(codec) as u64 * 8;
+        let turns = codec.mean_rope().is_some();
+        let tile = if turns { attend_tokens(codec) } else { 0 };
+        let need = (u64::from(coarse) + u64::from(ANGLE_TILE) + tile as u64) * pairs(codec) as u64 * 8;
         let have = gpu.caps().max_storage_buffer_binding_size.min(gpu.caps().max_buffer_size);
         if need > have {
             return Err(Error::Limit { what: "bytes of the angles of all positions", need, have });
@@ -128,11 +135,20 @@ impl Angles {
             rows.push([1.0, 0.0]);
         };
         (0..coarse).for_each(|tile| push(tile * ANGLE_TILE));
-        (0..ANGLE_TILE).for_each(push);
-        let turns = codec.mean_rope().is_some();
+        (0..ANGLE_TILE).for_each(&mut push);
+        let mut numbers: Vec<f32> = rows.drain(..).flatten().collect();
+        numbers.resize(numbers.len().next_multiple_of(4), 0.0);
+        let tile_at = index32(numbers.len() / 4)?;
+        let angles = |token: usize| codec.mean_rope().map_or_else(Vec::new, |rope| rope.angles(token as u32));
+        let tokens: Vec<Vec<[f32; 2]>> = (0..tile).map(|token| angles(token).into_iter().collect()).collect();
+        for (pair, part) in (0..pairs(codec)).flat_map(|pair| [0, 1].map(|part| (pair, part))) {
+            let still = [1.0, 0.0];
+            numbers.extend(tokens.iter().map(|all| all.get(pair).unwrap_or(&still)).filter_map(|turn| turn.get(part)));
+        }
         Ok(Self {
-            buffer: gpu.upload("angles", bytemuck::cast_slice(&rows))?,
+            buffer: gpu.upload("angles", bytemuck::cast_slice(&numbers))?,
             fine_at: coarse * pairs(codec) as u32,
+            tile_at,
             end: if turns { u64::from(coarse) * u64::from(ANGLE_TILE) } else { u64::MAX },
         })
     }
@@ -181,11 +197,12 @@ impl PositionBuffer {
     }
 }
 
-/// Coded rows on the device: one store of codes, scalars and, of keys, block means.
+/// Coded rows on the device, in tiles of 32 tokens: one store of codes, scalars and, of keys, block means.
 #[derive(Clone, Debug)]
 pub struct PlaneBuffer {
     pub(in crate::qjl) shape: Shape,
     pub(super) layout: CodeLayout,
+    pub(super) side: Side,
     pub(super) positions: Vec<u32>,
     pub(in crate::qjl) store: wgpu::Buffer,
     pub(super) status: wgpu::Buffer,
@@ -200,74 +217,72 @@ impl PlaneBuffer {
     pub(super) fn new(
         gpu: &Gpu,
         shape: Shape,
-        layout: &CodeLayout,
+        (codec, side): (&Codec, Side),
         positions: Vec<u32>,
         means: usize,
     ) -> Result<Self> {
         let status = gpu.storage("status", 12)?;
-        Ok(Self { positions, ..Self::counted(gpu, shape, layout, means, status)? })
+        Ok(Self { positions, ..Self::counted(gpu, shape, (codec, side), means, status)? })
     }
 
     /// Room for rows that are counted in `status`, 12 bytes.
     pub(in crate::qjl) fn counted(
         gpu: &Gpu,
         shape: Shape,
-        layout: &CodeLayout,
+        (codec, side): (&Codec, Side),
         means: usize,
         status: wgpu::Buffer,
     ) -> Result<Self> {
-        let segments = layout.segments();
-        let row_words: usize = segments.iter().map(super::super::Segment::words).sum();
-        let scales = segments.iter().filter(|segment| segment.planes > 0).count();
-        checked_bytes("plane codes", &[shape.rows(), row_words + scales + shape.dim], 4)?;
-        let scales_at = shape.rows() * row_words;
-        let means_at = scales_at + (shape.rows() * scales).div_ceil(2);
-        let size = (means_at + means * shape.dim.div_ceil(2)) * 4;
+        let layout = side.layout(codec);
+        let tiles = Tiles::new(shape, layout, side);
+        let sizes = [shape.batch * shape.heads * tiles.tiles, tiles.tile_words() + tiles.scalar_words() + shape.dim];
+        checked_bytes("plane codes", &sizes, 4)?;
+        let means_at = tiles.words();
+        let words = (means_at + means * shape.dim.div_ceil(2)).next_multiple_of(4).max(4);
         Ok(Self {
             shape,
             layout: layout.clone(),
+            side,
             positions: Vec::new(),
-            store: gpu.storage("plane codes", size as u64)?,
+            store: gpu.storage("plane codes", 4 * words as u64)?,
             status,
-            scales_at,
+            scales_at: tiles.code_words(),
             means_at,
             means,
         })
     }
 
     /// Copies codes to the device; new rows are counted in `status`, 12 bytes.
-    pub(in crate::qjl) fn upload(gpu: &Gpu, codes: &PlaneCodes, status: wgpu::Buffer) -> Result<Self> {
+    pub(in crate::qjl) fn upload(
+        gpu: &Gpu,
+        codes: &PlaneCodes,
+        side: Side,
+        status: wgpu::Buffer,
+    ) -> Result<Self> {
         let (shape, layout) = (codes.shape, &codes.layout);
-        let rows = shape.rows();
-        let stored: Vec<_> = layout.segments().iter().zip(&codes.segments).collect();
-        let stored: Vec<_> = stored.into_iter().filter(|(segment, _)| segment.planes > 0).collect();
-        let mut words = Vec::new();
-        let mut scales = Vec::new();
-        for row in 0..rows {
-            for (segment, stored) in &stored {
-                words.extend(stored.words.iter().skip(row * segment.words()).take(segment.words()));
-                scales.extend(stored.nu.get(row).map(|nu| nu.to_bits()));
-            }
-        }
-        let scales_at = words.len();
-        let pack =
-            |halves: &[u16]| halves.iter().rev().fold(0u32, |word, &half| word << 16 | u32::from(half));
-        words.extend(scales.chunks(2).map(pack));
-        let means_at = words.len();
+        let tiles = Tiles::new(shape, layout, side);
+        let mut words = pack(codes, side);
         for mean in codes.means.chunks(shape.dim.max(1)) {
-            let mean: Vec<u16> = mean.iter().map(|m| m.to_bits()).collect();
-            words.extend(mean.chunks(2).map(pack));
+            let both = |halves: &[f16]| halves.iter().rev().fold(0u32, |word, half| word << 16 | u32::from(half.to_bits()));
+            words.extend(mean.chunks(2).map(both));
         }
+        words.resize(words.len().next_multiple_of(4).max(4), 0);
         Ok(Self {
             shape,
             layout: layout.clone(),
+            side,
             positions: Vec::new(),
             store: gpu.upload("plane codes", bytemuck::cast_slice(&words))?,
             status,
-            scales_at,
-            means_at,
+            scales_at: tiles.code_words(),
+            means_at: tiles.words(),
             means: codes.means.len() / shape.dim.max(1),
         })
+    }
+
+    /// Tiles of a head.
+    pub(super) fn tiles(&self) -> Tiles {
+        Tiles::new(self.shape, &self.layout, self.side)
     }
 
     /// Shape of the rows, `[batch, heads, tokens, head_dim]`.
@@ -303,20 +318,7 @@ impl PlaneBuffer {
             f16::from_bits((word >> (index % 2 * 16)) as u16)
         };
         let mut codes = PlaneCodes::new(self.shape, &self.layout);
-        let row_words: usize = self.layout.segments().iter().map(super::super::Segment::words).sum();
-        let scales = self.layout.segments().iter().filter(|segment| segment.planes > 0).count();
-        let (mut first_word, mut first_scale) = (0, 0);
-        for (segment, stored) in self.layout.segments().iter().zip(&mut codes.segments) {
-            for row in 0..self.shape.rows() {
-                let start = row * row_words + first_word;
-                stored.words.extend(store.iter().skip(start).take(segment.words()));
-                if segment.planes > 0 {
-                    stored.nu.push(half(self.scales_at, row * scales + first_scale));
-                }
-            }
-            first_word += segment.words();
-            first_scale += usize::from(segment.planes > 0);
-        }
+        codes.segments = unpack(&store, self.shape, &self.layout, self.side);
         let mean_words = self.shape.dim.div_ceil(2);
         for mean in 0..self.means {
             codes.means.extend((0..self.shape.dim).map(|c| half(self.means_at + mean * mean_words, c)));

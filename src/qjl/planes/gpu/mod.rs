@@ -4,6 +4,7 @@ mod buffers;
 mod params;
 mod record;
 mod rotations;
+mod tiles;
 mod variants;
 
 pub(in crate::qjl) use buffers::Angles;
@@ -12,10 +13,10 @@ pub use rotations::CodecBuffer;
 pub(crate) use variants::variants;
 
 use super::{CodeLayout, Codec, Tables};
-use crate::attention::gpu::{Ops as Exact, Pass, combine, whole};
-use crate::attention::{AttendOptions, Geometry};
+use crate::attention::gpu::{Ops as Exact, Pass, Tiling, combine, whole};
+use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::error::{Error, Result};
-use crate::gpu::{Gpu, KvView, Recording};
+use crate::gpu::{Arithmetic, Gpu, KvView, Recording};
 use crate::rope::Positions;
 use crate::tensor::Shape;
 
@@ -110,17 +111,17 @@ impl Ops {
         tables: &TableBuffer,
         positions: &PositionBuffer,
     ) -> Result<PlaneBuffer> {
-        let (shape, layout) = (keys.shape(), codec.codec.keys());
-        codec.codec.check_rows("keys", layout, shape)?;
+        let shape = keys.shape();
+        codec.codec.check_rows("keys", codec.codec.keys(), shape)?;
         check_tables(shape, tables)?;
         check_positions(shape, positions)?;
         let (_, means) = codec.codec.key_rows(shape);
         let means = means / shape.dim.max(1);
-        let codes = PlaneBuffer::new(&self.gpu, shape, layout, positions.host.clone(), means)?;
+        let side = (&codec.codec, Side::Keys);
+        let codes = PlaneBuffer::new(&self.gpu, shape, side, positions.host.clone(), means)?;
         let mut recording = Recording::new(&self.gpu);
         if shape.rows() > 0 {
-            self.block_means(&mut recording, keys, codec, &codes, 0)?;
-            self.encode(&mut recording, keys, codec, Side::Keys, &codes, (tables, positions), 0)?;
+            self.encode(&mut recording, keys, codec, &codes, (tables, positions), 0)?;
         }
         recording.record(encoder);
         Ok(codes)
@@ -137,13 +138,13 @@ impl Ops {
         values: &KvView,
         codec: &CodecBuffer,
     ) -> Result<PlaneBuffer> {
-        let (shape, layout) = (values.shape(), codec.codec.values());
-        codec.codec.check_rows("values", layout, shape)?;
-        let codes = PlaneBuffer::new(&self.gpu, shape, layout, Vec::new(), 0)?;
+        let shape = values.shape();
+        codec.codec.check_rows("values", codec.codec.values(), shape)?;
+        let codes = PlaneBuffer::new(&self.gpu, shape, (&codec.codec, Side::Values), Vec::new(), 0)?;
         let mut recording = Recording::new(&self.gpu);
         if shape.rows() > 0 {
             let (tables, positions) = self.plain(codec, shape.heads)?;
-            self.encode(&mut recording, values, codec, Side::Values, &codes, (&tables, &positions), 0)?;
+            self.encode(&mut recording, values, codec, &codes, (&tables, &positions), 0)?;
         }
         recording.record(encoder);
         Ok(codes)
@@ -170,9 +171,9 @@ impl Ops {
         output.check_scores(g.output(g.tokens)?)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.sketches(&codec.codec, queries.shape().rows())?;
+            let sketches = self.sketches(&codec.codec, g)?;
             self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
-            self.scores(&mut recording, g, [&sketches, &keys.store], codec, (keys, positions), output)?;
+            self.scores(&mut recording, g, &sketches, codec, (keys, positions), output)?;
         }
         recording.record(encoder);
         Ok(())
@@ -207,15 +208,18 @@ impl Ops {
         }
         let value_dim = value_codes.shape.dim;
         output.shape().check_equal("attention output", g.output(value_dim)?)?;
-        let spans = self.spans(&g.lengths(lengths)?, codec);
-        let passes = Pass::all(&self.gpu, g, value_dim, &spans, options)?;
+        let [coded, sinks, recent] = self.spans(&g.lengths(lengths)?, codec);
+        let (fours, rows) = (self.tiling(codec, g), Tiling::rows(g));
+        let passes = [(coded, fours), (sinks, rows), (recent, rows)];
+        let passes = Pass::all(&self.gpu, g, value_dim, &passes, options)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.sketches(&codec.codec, queries.shape().rows())?;
+            let sketches = self.sketches(&codec.codec, g)?;
             self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
             let [coded, raw @ ..] = passes.as_slice() else { return Ok(()) };
             let codes = [key_codes, value_codes];
-            self.attend(&mut recording, coded, &sketches, codec, codes, positions)?;
+            let arithmetic = self.arithmetic(options.precision);
+            self.attend(&mut recording, coded, &sketches, codec, codes, positions, arithmetic)?;
             for pass in raw {
                 Exact::new(&self.gpu).exact(&mut recording, pass, [queries, keys, values])?;
             }
@@ -226,6 +230,20 @@ impl Ops {
         }
         recording.record(encoder);
         Ok(())
+    }
+
+    /// How codes meet queries and weights on this device.
+    pub(in crate::qjl) fn arithmetic(&self, precision: Precision) -> Arithmetic {
+        match precision {
+            Precision::Exact => Arithmetic::Exact,
+            Precision::Auto if !self.gpu.caps().byte_products => Arithmetic::Exact,
+            Precision::Auto | Precision::Fast => Arithmetic::Fast,
+        }
+    }
+
+    /// How an attention pass over codes is divided.
+    pub(in crate::qjl) fn tiling(&self, codec: &CodecBuffer, g: Geometry) -> Tiling {
+        Tiling::fours(g, variants::attend_tokens(&codec.codec))
     }
 
     /// What is coded, the sinks, and what is recent, of every sequence.

@@ -14,11 +14,26 @@ pub(super) struct EncodeParams {
     pub(super) scales_at: u32,
     pub(super) means_at: u32,
     pub(super) block: u32,
-    pub(super) capacity: u32,
-    pub(super) first: u32,
     pub(super) position: u32,
     pub(super) consecutive: u32,
-    pub(super) padding: [u32; 3],
+    pub(super) padding: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct TileParams {
+    pub(super) heads: u32,
+    pub(super) tokens: u32,
+    pub(super) from_scales_at: u32,
+    pub(super) from_means_at: u32,
+    pub(super) first: u32,
+    pub(super) store_tiles: u32,
+    pub(super) scales_at: u32,
+    pub(super) means_at: u32,
+    pub(super) blocks: u32,
+    pub(super) first_block: u32,
+    pub(super) store_blocks: u32,
+    pub(super) padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -46,9 +61,7 @@ pub(super) struct BlockMeansParams {
     pub(super) sinks: u32,
     pub(super) means_at: u32,
     pub(super) block: u32,
-    pub(super) capacity: u32,
-    pub(super) first: u32,
-    pub(super) padding: [u32; 3],
+    pub(super) padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -66,11 +79,15 @@ pub(super) struct ProjectParams {
 pub(super) struct ScoresParams {
     pub(super) attention: AttentionParams,
     pub(super) fine_at: u32,
+    pub(super) tile_angles_at: u32,
     pub(super) key_scales_at: u32,
     pub(super) means_at: u32,
     pub(super) block: u32,
     pub(super) tiles: u32,
+    pub(super) units: u32,
     pub(super) offset: u32,
+    pub(super) pitch: u32,
+    pub(super) column: u32,
     pub(super) padding: [u32; 2],
 }
 
@@ -79,11 +96,13 @@ pub(super) struct ScoresParams {
 pub(super) struct AttendParams {
     pub(super) attention: AttentionParams,
     pub(super) fine_at: u32,
+    pub(super) tile_angles_at: u32,
     pub(super) key_scales_at: u32,
     pub(super) means_at: u32,
     pub(super) value_scales_at: u32,
     pub(super) block: u32,
-    pub(super) padding: [u32; 3],
+    pub(super) units: u32,
+    pub(super) padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -3,19 +3,29 @@
 use super::super::{Centring, Codec, Tables};
 use super::params::{
     AttendParams, BlockMeansParams, CalibrateParams, EncodeParams, ProjectParams, QueryEnergyParams,
-    ScoresParams, UnrotateParams,
+    ScoresParams, TileParams, UnrotateParams,
 };
-use super::variants::{Make, query_energy_variant, sketch};
+use super::tiles::TILE;
+use super::variants::{Make, attend_tokens, query_energy_variant, sketch};
 use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
-use crate::attention::gpu::{Pass, partial_stride};
-use crate::attention::{AttendOptions, Geometry};
+use crate::attention::Geometry;
+use crate::attention::gpu::{AttentionParams, Pass, Tiling, partial_stride};
 use crate::error::Result;
-use crate::gpu::{Dispatch, KvView, Recording, ViewUse, Window, index32};
+use crate::gpu::{Arithmetic, Dispatch, KvView, Recording, ViewUse, Window, index32};
 use crate::rope::Positions;
 use crate::tensor::checked_bytes;
 
-/// Tokens of a tile of scores.
-const WORKGROUP: usize = 128;
+/// Invocations of a workgroup that moves words.
+const WORKGROUP: u64 = 128;
+
+/// Rows on their way from their coding to their tiles: where scalars and means stand behind their codes, in words.
+struct Rows {
+    buffer: wgpu::Buffer,
+    scales_at: usize,
+    means_at: usize,
+    /// Block means of a head.
+    blocks: usize,
+}
 
 impl Ops {
     fn make<'a>(&self, codec: &'a CodecBuffer) -> Make<'a> {
@@ -35,34 +45,37 @@ impl Ops {
         Ok((tables, nowhere))
     }
 
-    /// Codes rows, the first of which becomes token `first` of the store; whole pages, or all that there are.
+    /// Codes rows, the first of which becomes token `first` of the store; whole blocks where there are block means, or all
+    /// that there are.
     #[allow(clippy::too_many_arguments, reason = "coding has this many inputs, each of another kind")]
     pub(in crate::qjl) fn encode(
         &self,
         recording: &mut Recording<'_>,
         rows: &KvView,
         codec: &CodecBuffer,
-        side: Side,
         codes: &PlaneBuffer,
         (tables, positions): (&TableBuffer, &PositionBuffer),
         first: usize,
     ) -> Result<()> {
+        let (side, layout) = (codes.side, &codes.layout);
+        let coded = self.rows(rows, codec, codes)?;
+        if side == Side::Keys {
+            self.block_means(recording, rows, codec, &coded)?;
+        }
         let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
         let (position, consecutive) = positions.consecutive();
         recording.add(Dispatch {
-            variant: self.make(codec).encode(side.layout(&codec.codec), side == Side::Keys, rows.dtype()),
+            variant: self.make(codec).encode(layout, side == Side::Keys, rows.dtype()),
             params: EncodeParams {
                 view,
                 set_heads: tables.set_heads(),
                 fine_at: positions.angles.fine_at,
-                scales_at: index32(codes.scales_at)?,
-                means_at: index32(codes.means_at)?,
+                scales_at: index32(coded.scales_at)?,
+                means_at: index32(coded.means_at)?,
                 block: codec.codec.block().unwrap_or(1) as u32,
-                capacity: index32(codes.shape.tokens)?,
-                first: index32(first)?,
                 position,
                 consecutive,
-                padding: [0; 3],
+                padding: 0,
             },
             buffers: &[
                 input,
@@ -70,10 +83,69 @@ impl Ops {
                 Window::whole(&codec.rotations),
                 Window::whole(&positions.angles.buffer),
                 Window::whole(&positions.positions),
-                Window::whole(&codes.store),
+                Window::whole(&coded.buffer),
                 Window::whole(&codes.status),
             ],
             workgroups: (rows.shape().rows() as u64).div_ceil(2),
+        })?;
+        self.tile(recording, rows, codec, &coded, codes, first)
+    }
+
+    /// Room for coded rows, one after the other.
+    fn rows(&self, rows: &KvView, codec: &CodecBuffer, codes: &PlaneBuffer) -> Result<Rows> {
+        let (shape, segments) = (rows.shape(), codes.layout.segments());
+        let row_words: usize = segments.iter().map(super::super::Segment::words).sum();
+        let scalars = segments.iter().filter(|segment| segment.planes > 0).count();
+        let blocks = match codec.codec.block().filter(|_| codes.side == Side::Keys) {
+            Some(block) => shape.tokens.div_ceil(block),
+            None => 0,
+        };
+        let scales_at = shape.rows() * row_words;
+        let means_at = scales_at + (shape.rows() * scalars).div_ceil(2);
+        let means = [shape.batch * shape.heads, blocks, shape.dim.div_ceil(2)];
+        let bytes = checked_bytes("block means", &means, 4)? + checked_bytes("coded rows", &[means_at], 4)?;
+        let buffer = self.gpu.storage("coded rows", bytes as u64)?;
+        Ok(Rows { buffer, scales_at, means_at, blocks })
+    }
+
+    /// Moves coded rows to their tiles.
+    fn tile(
+        &self,
+        recording: &mut Recording<'_>,
+        rows: &KvView,
+        codec: &CodecBuffer,
+        coded: &Rows,
+        codes: &PlaneBuffer,
+        first: usize,
+    ) -> Result<()> {
+        let (shape, tiles) = (rows.shape(), codes.tiles());
+        let heads = shape.batch * shape.heads;
+        let touched = (first + shape.tokens).div_ceil(TILE) - first / TILE;
+        let block = codec.codec.block().unwrap_or(1);
+        let words = [
+            touched * tiles.tile_words(),
+            touched * tiles.scalar_words(),
+            coded.blocks * shape.dim.div_ceil(2),
+        ];
+        let words = heads * words.into_iter().max().unwrap_or(0);
+        recording.add(Dispatch {
+            variant: self.make(codec).tile(&codes.layout, codes.side == Side::Keys),
+            params: TileParams {
+                heads: index32(heads)?,
+                tokens: index32(shape.tokens)?,
+                from_scales_at: index32(coded.scales_at)?,
+                from_means_at: index32(coded.means_at)?,
+                first: index32(first)?,
+                store_tiles: index32(tiles.tiles)?,
+                scales_at: index32(codes.scales_at)?,
+                means_at: index32(codes.means_at)?,
+                blocks: index32(coded.blocks)?,
+                first_block: index32(first / block)?,
+                store_blocks: index32(codes.shape.tokens.div_ceil(block))?,
+                padding: 0,
+            },
+            buffers: &[Window::whole(&coded.buffer), Window::whole(&codes.store)],
+            workgroups: if shape.rows() == 0 { 0 } else { (index32(words)? as u64).div_ceil(WORKGROUP) },
         })
     }
 
@@ -132,14 +204,13 @@ impl Ops {
         })
     }
 
-    /// Takes the means of keys, the first of which becomes token `first` of the store; whole blocks, or all that there are.
-    pub(in crate::qjl) fn block_means(
+    /// Takes the means of blocks of keys.
+    fn block_means(
         &self,
         recording: &mut Recording<'_>,
         keys: &KvView,
         codec: &CodecBuffer,
-        codes: &PlaneBuffer,
-        first: usize,
+        coded: &Rows,
     ) -> Result<()> {
         let Some(block) = codec.codec.block() else { return Ok(()) };
         let shape = keys.shape();
@@ -149,20 +220,19 @@ impl Ops {
             params: BlockMeansParams {
                 view,
                 sinks: codec.codec.options().sinks,
-                means_at: index32(codes.means_at)?,
+                means_at: index32(coded.means_at)?,
                 block: index32(block)?,
-                capacity: index32(codes.shape.tokens.div_ceil(block))?,
-                first: index32(first / block)?,
-                padding: [0; 3],
+                padding: 0,
             },
-            buffers: &[input, Window::whole(&codes.store)],
-            workgroups: (shape.batch * shape.heads * shape.tokens.div_ceil(block)) as u64,
+            buffers: &[input, Window::whole(&coded.buffer)],
+            workgroups: (shape.batch * shape.heads * coded.blocks) as u64,
         })
     }
 
-    /// Room for so many queries made ready.
-    pub(in crate::qjl) fn sketches(&self, codec: &Codec, rows: usize) -> Result<wgpu::Buffer> {
-        let bytes = checked_bytes("query sketches", &[rows, sketch(codec)], 4)?;
+    /// Room for the queries of so many sequences, made ready: zeros, which stand for queries that see nothing.
+    pub(in crate::qjl) fn sketches(&self, codec: &Codec, g: Geometry) -> Result<wgpu::Buffer> {
+        let fours = g.batch * g.kv_heads * (g.group * g.queries).div_ceil(4);
+        let bytes = checked_bytes("query sketches", &[fours.max(1), sketch(codec)], 16)?;
         self.gpu.storage("query sketches", bytes as u64)
     }
 
@@ -200,35 +270,40 @@ impl Ops {
         &self,
         recording: &mut Recording<'_>,
         g: Geometry,
-        [sketches, store]: [&wgpu::Buffer; 2],
+        sketches: &wgpu::Buffer,
         codec: &CodecBuffer,
         (keys, positions): (&PlaneBuffer, &PositionBuffer),
         output: &KvView,
     ) -> Result<()> {
         let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
-        let pass = Pass::new(&self.gpu, g, 1, None, &AttendOptions::default())?;
-        let tiles = g.tokens.div_ceil(WORKGROUP);
+        let (tokens, units) = (attend_tokens(&codec.codec), Tiling::fours(g, 1).units() * g.batch);
+        let tiles = g.tokens.div_ceil(tokens);
         let [offset, ..] = bound.layout;
+        let (position, consecutive) = positions.consecutive();
         recording.add(Dispatch {
             variant: self.make(codec).scores(),
             params: ScoresParams {
-                attention: pass.params,
+                attention: AttentionParams::of_store(g, position, consecutive)?,
                 fine_at: positions.angles.fine_at,
+                tile_angles_at: positions.angles.tile_at,
                 key_scales_at: index32(keys.scales_at)?,
                 means_at: index32(keys.means_at)?,
                 block: codec.codec.block().unwrap_or(1) as u32,
                 tiles: index32(tiles)?,
+                units: index32(units)?,
                 offset,
+                pitch: index32(g.tokens)?,
+                column: 0,
                 padding: [0; 2],
             },
             buffers: &[
                 Window::whole(sketches),
                 Window::whole(&positions.angles.buffer),
                 Window::whole(&positions.positions),
-                Window::whole(store),
+                Window::whole(&keys.store),
                 bound.window,
             ],
-            workgroups: (g.batch * g.query_heads * g.queries * tiles) as u64,
+            workgroups: (units * tiles) as u64,
         })
     }
 
@@ -241,17 +316,20 @@ impl Ops {
         codec: &CodecBuffer,
         [keys, values]: [&PlaneBuffer; 2],
         positions: &PositionBuffer,
+        arithmetic: Arithmetic,
     ) -> Result<()> {
         recording.add(Dispatch {
-            variant: self.make(codec).attend(),
+            variant: self.make(codec).attend(arithmetic),
             params: AttendParams {
                 attention: pass.params,
                 fine_at: positions.angles.fine_at,
+                tile_angles_at: positions.angles.tile_at,
                 key_scales_at: index32(keys.scales_at)?,
                 means_at: index32(keys.means_at)?,
                 value_scales_at: index32(values.scales_at)?,
                 block: codec.codec.block().unwrap_or(1) as u32,
-                padding: [0; 3],
+                units: index32(pass.units)?,
+                padding: 0,
             },
             buffers: &[
                 Window::whole(sketches),

@@ -2,9 +2,10 @@
 
 use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment};
 use super::rotations::offset_of;
+use super::tiles::{TILE, groups};
 use crate::attention::gpu::flash_constants;
 use crate::capture::RopeLayout;
-use crate::gpu::{Const, Kernel, Module, Variant};
+use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant};
 use crate::tensor::DType;
 
 /// What the kernels of one codec are made for.
@@ -19,22 +20,35 @@ pub(super) fn pairs(codec: &Codec) -> usize {
     codec.mean_rope().map_or(0, |rope| rope.inv_freq().len()) + 1
 }
 
-/// Numbers of a query made ready to be scored.
+/// Numbers of a query made ready to be scored: `shaders/planes/project.wgsl` lists them.
 pub(super) fn sketch(codec: &Codec) -> usize {
-    2 * codec.keys().channels() + 3 + 2 * pairs(codec)
+    let groups: usize = codec.keys().segments().iter().map(groups).sum();
+    let mean = if codec.block().is_some() { codec.keys().channels() } else { 2 * pairs(codec) };
+    TILE * groups + 3 + mean
+}
+
+/// Invocations of a workgroup that attends or scores: enough for all channels of a value, four each.
+fn attend_workgroup(codec: &Codec) -> u32 {
+    (codec.values().channels().div_ceil(4) as u32).next_power_of_two().clamp(32, 128)
+}
+
+/// Tokens that such a workgroup looks at together, four an invocation.
+pub(super) fn attend_tokens(codec: &Codec) -> usize {
+    4 * attend_workgroup(codec) as usize
 }
 
 impl Make<'_> {
     /// A segment's channels, bits, words, and rotation.
-    fn segment(&self, names: [&'static str; 7], segment: Option<Segment>) -> Vec<Const> {
+    fn segment(&self, names: [&'static str; 8], segment: Option<Segment>) -> Vec<Const> {
         let segment = segment.unwrap_or(Segment { channels: 0, planes: 0 });
         let rotation = self.codec.rotations().get(segment.channels).filter(|_| segment.planes > 0);
-        let [channels, planes, words, at, hadamard, factor, delta] = names;
+        let [channels, planes, words, groups_name, at, hadamard, factor, delta] = names;
         let step = STEPS.get(usize::from(segment.planes.max(1)) - 1).copied().unwrap_or(1.0);
         vec![
             Const::U32(channels, segment.channels as u32),
             Const::U32(planes, segment.planes.into()),
             Const::U32(words, segment.words() as u32),
+            Const::U32(groups_name, groups(&segment) as u32),
             Const::U32(at, offset_of(self.codec, segment.channels) as u32),
             Const::Bool(hadamard, rotation.is_none_or(|rotation| rotation.signs().is_some())),
             Const::F32(factor, rotation.map_or(1.0, super::super::Rotation::factor).to_bits()),
@@ -43,19 +57,21 @@ impl Make<'_> {
     }
 
     fn layout(&self, layout: &CodeLayout, centred: bool) -> Vec<Const> {
-        const FIRST: [&str; 7] = [
+        const FIRST: [&str; 8] = [
             "FIRST_CHANNELS",
             "FIRST_PLANES",
             "FIRST_WORDS",
+            "FIRST_GROUPS",
             "FIRST_AT",
             "FIRST_HADAMARD",
             "FIRST_FACTOR",
             "FIRST_DELTA",
         ];
-        const SECOND: [&str; 7] = [
+        const SECOND: [&str; 8] = [
             "SECOND_CHANNELS",
             "SECOND_PLANES",
             "SECOND_WORDS",
+            "SECOND_GROUPS",
             "SECOND_AT",
             "SECOND_HADAMARD",
             "SECOND_FACTOR",
@@ -80,7 +96,7 @@ impl Make<'_> {
     fn finish(&self, kernel: Kernel, modules: &[Module], mut constants: Vec<Const>) -> Variant {
         // Every invocation of a workgroup shares its row.
         if !constants.iter().any(|constant| matches!(constant, Const::U32("LANES", _))) {
-            constants.push(Const::U32("LANES", kernel.spec().workgroup));
+            constants.push(Const::U32("LANES", 128));
         }
         Variant::new(kernel, modules, &constants).with_subgroups(self.subgroups)
     }
@@ -98,6 +114,18 @@ impl Make<'_> {
         self.finish(Kernel::PlaneEncode, &modules, self.layout(layout, keys))
     }
 
+    /// Moves coded rows to their tiles.
+    pub(super) fn tile(&self, layout: &CodeLayout, keys: bool) -> Variant {
+        let mut constants = self.layout(layout, keys);
+        if !keys {
+            // Values are grouped along tokens: each channel is a column.
+            constants.retain(|constant| !matches!(constant, Const::U32("FIRST_GROUPS", _)));
+            constants.push(Const::U32("FIRST_GROUPS", 1));
+        }
+        constants.push(Const::Bool("IS_KEYS", keys));
+        Variant::new(Kernel::PlaneTile, &[Module::Half, Module::PlaneChannel], &constants)
+    }
+
     pub(super) fn block_means(&self, dtype: DType) -> Variant {
         let modules = [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel];
         let constants = vec![Const::U32("HEAD_DIM", self.codec.keys().channels() as u32)];
@@ -108,17 +136,21 @@ impl Make<'_> {
         let modules =
             [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel, Module::PlaneAngle];
         let codec = self.codec;
-        let interleaved = codec.rope().is_some_and(|rope| *rope.layout() == RopeLayout::Interleaved);
         let mut constants = self.layout(codec.keys(), true);
         constants.extend([
             Const::U32("TOKENS", CALIBRATION_TOKENS as u32),
             Const::U32("ROTARY", codec.rope().map_or(0, crate::rope::Rope::rotary_dim) as u32),
-            Const::Bool("INTERLEAVED", interleaved),
+            self.interleaved(),
             Const::Bool("TURNS", codec.mean_rope().is_some()),
             Const::Bool("SPLIT", codec.keys().is_split()),
             Const::F32("EXPONENT", (codec.options().balance.exponent() as f32).to_bits()),
         ]);
         self.finish(Kernel::PlaneCalibrate, &modules, constants)
+    }
+
+    fn interleaved(&self) -> Const {
+        let rope = self.codec.rope();
+        Const::Bool("INTERLEAVED", rope.is_some_and(|rope| *rope.layout() == RopeLayout::Interleaved))
     }
 
     fn keys(&self) -> Vec<Const> {
@@ -130,48 +162,51 @@ impl Make<'_> {
     pub(super) fn project(&self, dtype: DType) -> Variant {
         let modules =
             [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel, Module::PlaneRotate];
-        self.finish(Kernel::PlaneProject, &modules, self.keys())
+        let mut constants = self.keys();
+        constants.push(self.interleaved());
+        self.finish(Kernel::PlaneProject, &modules, constants)
+    }
+
+    /// What scoring is made of.
+    fn scoring(&self, arithmetic: Arithmetic) -> [Module; 8] {
+        [
+            Module::Float,
+            Module::AttentionParams,
+            Module::PlaneChannel,
+            Module::PlaneAngle,
+            Module::PlaneQuads,
+            Module::PlaneScore,
+            Module::PlaneDot(arithmetic),
+            Module::PlaneMean,
+        ]
+    }
+
+    /// A kernel whose workgroups hold all channels of a value, four an invocation.
+    fn tiled(&self, kernel: Kernel, modules: &[Module], mut constants: Vec<Const>) -> Variant {
+        let workgroup = attend_workgroup(self.codec);
+        constants.push(Const::U32("LANES", workgroup));
+        self.finish(kernel, modules, constants).with_workgroup(workgroup)
     }
 
     pub(super) fn scores(&self) -> Variant {
-        let modules = [
-            Module::Float,
-            Module::Half,
-            Module::AttentionParams,
-            Module::PlaneChannel,
-            Module::PlaneAngle,
-            Module::PlaneScore,
-        ];
-        self.finish(Kernel::PlaneScores, &modules, self.keys())
+        self.tiled(Kernel::PlaneScores, &self.scoring(Arithmetic::Exact), self.keys())
     }
 
-    pub(super) fn attend(&self) -> Variant {
-        let modules = [
-            Module::Float,
-            Module::Half,
-            Module::AttentionParams,
-            Module::Flash,
-            Module::PlaneChannel,
-            Module::PlaneAngle,
-            Module::PlaneScore,
-        ];
+    pub(super) fn attend(&self, arithmetic: Arithmetic) -> Variant {
+        let modules = [&self.scoring(arithmetic)[..], &[Module::Logits, Module::PlaneWeigh(arithmetic)]];
         let values = self.codec.values();
         let segment = values.segments().first().copied().unwrap_or(Segment { channels: 1, planes: 1 });
         let mut constants = self.keys();
-        constants.extend([
-            Const::U32("VALUE_DIM", values.channels() as u32),
-            Const::U32("VALUE_PLANES", segment.planes.into()),
-            Const::U32("VALUE_WORDS", segment.words() as u32),
-        ]);
-        constants.extend(flash_constants(values.channels()));
-        self.finish(Kernel::PlaneAttend, &modules, constants)
+        let [fours, lanes, _] = flash_constants(values.channels());
+        constants.extend([Const::U32("VALUE_PLANES", segment.planes.into()), fours, lanes]);
+        self.tiled(Kernel::PlaneAttend, &modules.concat(), constants)
     }
 
     pub(super) fn unrotate(&self) -> Variant {
         let values = self.codec.values();
         let mut constants = self.layout(values, false);
-        let [fours, ..] = flash_constants(values.channels());
-        constants.push(fours);
+        let [fours, lanes, _] = flash_constants(values.channels());
+        constants.extend([fours, lanes]);
         self.finish(Kernel::PlaneUnrotate, &[Module::Float, Module::PlaneRotate], constants)
     }
 }
@@ -213,7 +248,9 @@ pub(crate) fn variants() -> Vec<Variant> {
                     query_energy_variant(codec.keys().channels(), dtype).with_subgroups(subgroups),
                 ]);
             }
-            all.extend([make.scores(), make.attend(), make.unrotate()]);
+            all.extend([Arithmetic::Exact, Arithmetic::Fast].map(|arithmetic| make.attend(arithmetic)));
+            all.extend([make.scores(), make.unrotate()]);
+            all.extend([make.tile(codec.keys(), true), make.tile(codec.values(), false)]);
         }
     }
     all
