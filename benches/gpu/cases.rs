@@ -51,25 +51,44 @@ pub(crate) struct Cases;
 impl Cases {
     pub(crate) fn all(options: &Options) -> Vec<(String, Make)> {
         let usual = Heads(32, 8, 128);
-        let lengths: &[usize] = if options.quick { &[4096, 131_072] } else { &[1024, 4096, 16_384, 65_536, 131_072] };
+        let lengths: &[usize] =
+            if options.quick { &[4096, 131_072] } else { &[1024, 4096, 16_384, 65_536, 131_072] };
         let others = [Heads(8, 8, 128), Heads(14, 2, 64), Heads(9, 3, 64), Heads(8, 4, 256)];
-        let places: Vec<(usize, Heads)> = lengths.iter().map(|&n| (n, usual)).chain(others.map(|heads| (16_384, heads))).collect();
+        let places: Vec<(usize, Heads)> =
+            lengths.iter().map(|&n| (n, usual)).chain(others.map(|heads| (16_384, heads))).collect();
         let precision = if options.exact { Precision::Exact } else { Precision::Auto };
         let mut all: Vec<(String, Make)> = Vec::new();
         for &(n, heads) in &places {
-            all.push((format!("attend exact f16 n={n} {heads}"), Box::new(move |gpu, _| exact(gpu, n, heads))));
+            all.push((
+                format!("attend exact f16 n={n} {heads}"),
+                Box::new(move |gpu, _| exact(gpu, n, heads)),
+            ));
         }
-        for preset in ["balanced", "balanced uncentred", "near-lossless", "near-lossless uncentred", "compact", "extreme", "qjl m=256"] {
+        for preset in [
+            "balanced",
+            "balanced uncentred",
+            "near-lossless",
+            "near-lossless uncentred",
+            "compact",
+            "extreme",
+            "qjl m=256",
+        ] {
             for &(n, heads) in &places {
                 let make = move |gpu: &Gpu, _: &Timer| attend(gpu, preset, n, heads, precision);
                 all.push((format!("attend {preset} n={n} {heads}"), Box::new(make)));
             }
         }
         for name in ["merge", "restore", "attend"] {
-            all.push((format!("minicache {name} n=65536 {usual}"), Box::new(move |gpu, _| fold(gpu, name, 65_536, usual))));
+            all.push((
+                format!("minicache {name} n=65536 {usual}"),
+                Box::new(move |gpu, _| fold(gpu, name, 65_536, usual)),
+            ));
         }
         for planes in 1..=4 {
-            all.push((format!("encode keys {planes} planes n=16384 {usual}"), Box::new(move |gpu, _| encode(gpu, planes, 16_384, usual))));
+            all.push((
+                format!("encode keys {planes} planes n=16384 {usual}"),
+                Box::new(move |gpu, _| encode(gpu, planes, 16_384, usual)),
+            ));
         }
         all
     }

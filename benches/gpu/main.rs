@@ -35,7 +35,11 @@ impl Options {
                 "--only" => options.only = Some(arguments.next().ok_or("--only wants a part of a name")?),
                 // What `cargo bench` adds.
                 "--bench" => {}
-                other => return Err(format!("{other}: not one of --quick, --json, --exact, --no-subgroups, --only TEXT")),
+                other => {
+                    return Err(format!(
+                        "{other}: not one of --quick, --json, --exact, --no-subgroups, --only TEXT"
+                    ));
+                }
             }
         }
         Ok(options)
@@ -58,7 +62,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("A program on the CPU: these figures say nothing of a GPU.");
         }
         println!("copy: {:.3} TB/s read and written", copied / 1e12);
-        println!("{:<58} {:>10} {:>9} {:>9} {:>7} {:>8}", "case", "MB", "floor us", "us", "x floor", "spread");
+        println!(
+            "{:<58} {:>10} {:>9} {:>9} {:>7} {:>8}",
+            "case", "MB", "floor us", "us", "x floor", "spread"
+        );
     }
     let mut rows = Vec::new();
     for (name, make) in Cases::all(&options) {
@@ -76,11 +83,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         } else {
             let [mb, floor_us, us] = [case.bytes as f64 / 1e6, floor * 1e6, time.median * 1e6];
             let ratio = time.median / floor;
-            println!("{name:<58} {mb:>10.2} {floor_us:>9.1} {us:>9.1} {ratio:>7.2} {:>7.1}%", 100.0 * time.spread);
+            println!(
+                "{name:<58} {mb:>10.2} {floor_us:>9.1} {us:>9.1} {ratio:>7.2} {:>7.1}%",
+                100.0 * time.spread
+            );
         }
     }
     if options.json {
-        let report = serde_json::json!({ "device": gpu.caps(), "copy_bytes_per_second": copied, "cases": rows });
+        let report =
+            serde_json::json!({ "device": gpu.caps(), "copy_bytes_per_second": copied, "cases": rows });
         println!("{}", serde_json::to_string_pretty(&report)?);
     }
     Ok(())

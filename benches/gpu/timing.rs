@@ -36,8 +36,13 @@ impl Timer {
     }
 
     /// Seconds of a submit of so many calls.
-    fn submit(&self, calls: usize, record: &dyn Fn(usize, &mut wgpu::CommandEncoder) -> Result<()>) -> Result<f64> {
-        let mut encoder = self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    fn submit(
+        &self,
+        calls: usize,
+        record: &dyn Fn(usize, &mut wgpu::CommandEncoder) -> Result<()>,
+    ) -> Result<f64> {
+        let mut encoder =
+            self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         for call in 0..calls {
             record(call, &mut encoder)?;
         }
@@ -51,7 +56,11 @@ impl Timer {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    fn measure(&self, most: usize, record: &dyn Fn(usize, &mut wgpu::CommandEncoder) -> Result<()>) -> Result<Time> {
+    fn measure(
+        &self,
+        most: usize,
+        record: &dyn Fn(usize, &mut wgpu::CommandEncoder) -> Result<()>,
+    ) -> Result<Time> {
         // The first submit compiles, the second shows how many calls are enough.
         self.submit(2, record)?;
         let once = (self.submit(10, record)? / 10.0).max(1e-7);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kvfold::attention::AttendOptions;
+use kvfold::attention::{AttendOptions, Precision};
 use kvfold::cache::Step;
 use kvfold::fold::{FoldedCache, Policy};
 use kvfold::gpu::{ReadBack, Request};
@@ -17,19 +17,27 @@ pub(crate) struct DeviceCache {
     config: Config,
     gpu: Gpu,
     cache: FoldedCache,
+    precision: Precision,
     spent: Duration,
     recorded: Duration,
 }
 
 impl DeviceCache {
-    pub(crate) fn new(config: &Config, policy: Policy) -> Result<Self> {
+    pub(crate) fn new(config: &Config, policy: Policy, precision: Precision) -> Result<Self> {
         let mut request = Request::default();
         if let Ok(name) = std::env::var("KVFOLD_ADAPTER") {
             request = request.name(name);
         }
         let gpu = Gpu::request_blocking(request)?;
         let cache = FoldedCache::new(&gpu, model_of(config), policy, 1)?;
-        Ok(Self { config: config.clone(), gpu, cache, spent: Duration::ZERO, recorded: Duration::ZERO })
+        Ok(Self {
+            config: config.clone(),
+            gpu,
+            cache,
+            precision,
+            spent: Duration::ZERO,
+            recorded: Duration::ZERO,
+        })
     }
 
     fn view(&self, tensor: &Tensor) -> Result<KvView> {
@@ -47,7 +55,7 @@ impl Attention for DeviceCache {
         let shape = Shape::new(1, self.config.heads, rows.tokens, self.config.head_dim)?;
         let output = self.gpu.storage("attended", shape.bytes(DType::F32) as u64)?;
         let view = KvView::new(&output, DType::F32, shape);
-        let options = AttendOptions::default().causal(true);
+        let options = AttendOptions::default().causal(true).precision(self.precision);
         let (gpu, cache, recorded) = (&self.gpu, &mut self.cache, &mut self.recorded);
         let read_back = gpu.submit(|encoder| {
             let start = Instant::now();

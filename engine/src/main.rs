@@ -23,12 +23,13 @@ use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
-use kvfold::Capture;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvfold::fold::{Budget, Policy};
+use kvfold::{Capture, attention};
 
 use gguf::Gguf;
 use model::Model;
+use presets::Place;
 use tokenizer::Tokenizer;
 
 /// Runs a Llama with its KV cache in kvfold.
@@ -58,6 +59,31 @@ struct Common {
     /// Run the caches on the GPU; KVFOLD_ADAPTER picks an adapter by part of its name
     #[arg(long)]
     gpu: bool,
+    /// How the GPU attends to sign planes
+    #[arg(long, value_enum, default_value_t, requires = "gpu")]
+    precision: Precision,
+}
+
+impl Common {
+    fn place(&self) -> Place {
+        let precision = match self.precision {
+            Precision::Auto => attention::Precision::Auto,
+            Precision::Exact => attention::Precision::Exact,
+            Precision::Fast => attention::Precision::Fast,
+        };
+        if self.gpu { Place::Device(precision) } else { Place::Host }
+    }
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Precision {
+    /// Fast where the device multiplies bytes natively
+    #[default]
+    Auto,
+    /// In f32
+    Exact,
+    /// Queries and weights in 8 bits
+    Fast,
 }
 
 #[derive(Args)]
@@ -147,7 +173,7 @@ fn perplexity(arguments: &Perplexity) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{} tokens, {} of them scored", tokens.len(), request.targets().len())?;
     let scored = |name: &str| {
-        let cache = presets::cache(name, &model.config, arguments.common.gpu)?;
+        let cache = presets::cache(name, &model.config, arguments.common.place())?;
         perplexity::score(&model, &request, cache).with_context(|| format!("preset {name}"))
     };
     perplexity::heading(&mut out)?;
@@ -169,7 +195,7 @@ fn generate(arguments: &Generate) -> Result<()> {
     };
     let tokens = tokenizer.encode(&text)?;
     let prompt = generate::first(&tokens, arguments.prompt_tokens.unwrap_or(tokens.len()))?;
-    let make = |name: &str| presets::cache(name, &model.config, arguments.common.gpu);
+    let make = |name: &str| presets::cache(name, &model.config, arguments.common.place());
     let mut out = stdout().lock();
     let mut memory = cache::Bytes::default();
     let (count, end) = (arguments.tokens, tokenizer.end);

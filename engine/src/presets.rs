@@ -1,6 +1,7 @@
 //! The presets that the command line knows.
 
 use anyhow::{Context, Result, bail};
+use kvfold::attention::Precision;
 use kvfold::fold::Policy;
 use kvfold::minicache::{CacheOptions, MergeOptions, Retention, pair_layers_depth};
 
@@ -18,24 +19,31 @@ const INT4: &str = "int4";
 pub(crate) const ALL: [&str; 10] =
     ["near-lossless", "balanced", "compact", "extreme", "qjl", "qjl-orth", "minicache", FORCED, INT8, INT4];
 
+/// Where a cache runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    /// On a device, which attends to sign planes with this precision.
+    Device(Precision),
+}
+
 /// A cache of one sequence: a preset by its name, or a policy from a file that ends in `.json`.
-pub(crate) fn cache(name: &str, config: &Config, gpu: bool) -> Result<Box<dyn Cache>> {
+pub(crate) fn cache(name: &str, config: &Config, place: Place) -> Result<Box<dyn Cache>> {
     let codes = match name {
         INT8 => Some(Codes::Int8),
         INT4 => Some(Codes::Int4),
         _ => None,
     };
     if let Some(codes) = codes {
-        if gpu {
+        if place != Place::Host {
             bail!("preset {name}: wanted one of kvfold's with --gpu; this one runs on the CPU alone");
         }
         return Ok(Box::new(Baseline::new(config, codes)));
     }
     let policy = policy(name, config.layers)?;
-    Ok(if gpu {
-        Box::new(DeviceCache::new(config, policy)?)
-    } else {
-        Box::new(HostCache::new(config, policy)?)
+    Ok(match place {
+        Place::Host => Box::new(HostCache::new(config, policy)?),
+        Place::Device(precision) => Box::new(DeviceCache::new(config, policy, precision)?),
     })
 }
 

@@ -240,7 +240,13 @@ pub struct Variant {
 
 impl Variant {
     pub(crate) fn new(kernel: Kernel, modules: &[Module], constants: &[Const]) -> Self {
-        Self { kernel, modules: modules.to_vec(), constants: constants.to_vec(), subgroups: None, workgroup: None }
+        Self {
+            kernel,
+            modules: modules.to_vec(),
+            constants: constants.to_vec(),
+            subgroups: None,
+            workgroup: None,
+        }
     }
 
     /// The variant that reduces by shuffles; `smallest` is the smallest subgroup the adapter may choose.

@@ -4,8 +4,7 @@ use kvfold::attention::AttendOptions;
 use kvfold::capture::RopeLayout;
 use kvfold::qjl::planes::gpu::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Stored, TableBuffer};
 use kvfold::qjl::planes::{
-    Segment,
-    Calibration, Centring, Codec, PlaneCodes, PlanesOptions, Preset, Tables, cpu, reference,
+    Calibration, Centring, Codec, PlaneCodes, PlanesOptions, Preset, Segment, Tables, cpu, reference,
 };
 use kvfold::rope::{Positions, Rope};
 use kvfold::{DType, Error, Gpu, KvView, Shape, Tensor};
@@ -147,7 +146,8 @@ fn codes(gpu: &Gpu) -> kvfold::Result<()> {
         // Tiles hold 32 tokens and groups 32 channels; a mean's numbers stand two to a word.
         let shape = twin[0].shape;
         let tiles = shape.batch * shape.heads * shape.tokens.next_multiple_of(32);
-        let bits = |segment: &Segment| usize::from(segment.planes) * segment.channels.next_multiple_of(32) + 16;
+        let bits =
+            |segment: &Segment| usize::from(segment.planes) * segment.channels.next_multiple_of(32) + 16;
         let coded_bits: usize = codec.keys().segments().iter().filter(|s| s.planes > 0).map(bits).sum();
         let means = twin[0].means.len() / shape.dim * shape.dim.next_multiple_of(2);
         let bytes = (tiles * coded_bits / 8 + 2 * means).next_multiple_of(16);

@@ -151,7 +151,9 @@ impl Coding {
         let bytes = match self {
             // Five bits a channel in whole groups, two scalars, and a block mean for each token.
             Self::Planes(_) => 5 * key_dim.max(value_dim).next_multiple_of(32) / 8 + 4 + 2 * key_dim,
-            Self::Sketch(options) => options.sketch_dim(key_dim).unwrap_or(MAX_SKETCH_DIM).div_ceil(8).max(value_dim),
+            Self::Sketch(options) => {
+                options.sketch_dim(key_dim).unwrap_or(MAX_SKETCH_DIM).div_ceil(8).max(value_dim)
+            }
         };
         bytes + 4
     }

@@ -44,7 +44,8 @@ impl Rules {
         let [page, least] = options.coding.units()?;
         let sinks = options.coding.sinks();
         let block = BLOCK.next_multiple_of(page);
-        let row_bytes = layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
+        let row_bytes =
+            layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
         let most = MAX_BLOCK_BYTES / row_bytes.unwrap_or(1).max(1);
         // Tokens leave a ring block by block.
         let most = options.capacity.map_or(most, |capacity| most.min(capacity / 4));

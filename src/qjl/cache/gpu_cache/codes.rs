@@ -87,7 +87,13 @@ impl DeviceCodes {
                 let means = codec.block().map_or(0, |block| layer.kv_heads * capacity.div_ceil(block));
                 Self::Planes {
                     keys: PlaneBuffer::counted(gpu, keys, (codec, Side::Keys), means, key_status.clone())?,
-                    values: PlaneBuffer::counted(gpu, values, (codec, Side::Values), 0, value_status.clone())?,
+                    values: PlaneBuffer::counted(
+                        gpu,
+                        values,
+                        (codec, Side::Values),
+                        0,
+                        value_status.clone(),
+                    )?,
                     positions: None,
                 }
             }

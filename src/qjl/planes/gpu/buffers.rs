@@ -4,9 +4,9 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use super::super::{CodeLayout, Codec, PlaneCodes, Tables};
+use super::Side;
 use super::tiles::{Tiles, pack, unpack};
 use super::variants::{attend_tokens, pairs};
-use super::Side;
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, ReadBack, index32, words};
 use crate::qjl::Counts;
@@ -143,7 +143,9 @@ impl Angles {
         let tokens: Vec<Vec<[f32; 2]>> = (0..tile).map(|token| angles(token).into_iter().collect()).collect();
         for (pair, part) in (0..pairs(codec)).flat_map(|pair| [0, 1].map(|part| (pair, part))) {
             let still = [1.0, 0.0];
-            numbers.extend(tokens.iter().map(|all| all.get(pair).unwrap_or(&still)).filter_map(|turn| turn.get(part)));
+            numbers.extend(
+                tokens.iter().map(|all| all.get(pair).unwrap_or(&still)).filter_map(|turn| turn.get(part)),
+            );
         }
         Ok(Self {
             buffer: gpu.upload("angles", bytemuck::cast_slice(&numbers))?,
@@ -235,7 +237,8 @@ impl PlaneBuffer {
     ) -> Result<Self> {
         let layout = side.layout(codec);
         let tiles = Tiles::new(shape, layout, side);
-        let sizes = [shape.batch * shape.heads * tiles.tiles, tiles.tile_words() + tiles.scalar_words() + shape.dim];
+        let sizes =
+            [shape.batch * shape.heads * tiles.tiles, tiles.tile_words() + tiles.scalar_words() + shape.dim];
         checked_bytes("plane codes", &sizes, 4)?;
         let means_at = tiles.words();
         let words = (means_at + means * shape.dim.div_ceil(2)).next_multiple_of(4).max(4);
@@ -263,7 +266,9 @@ impl PlaneBuffer {
         let tiles = Tiles::new(shape, layout, side);
         let mut words = pack(codes, side);
         for mean in codes.means.chunks(shape.dim.max(1)) {
-            let both = |halves: &[f16]| halves.iter().rev().fold(0u32, |word, half| word << 16 | u32::from(half.to_bits()));
+            let both = |halves: &[f16]| {
+                halves.iter().rev().fold(0u32, |word, half| word << 16 | u32::from(half.to_bits()))
+            };
             words.extend(mean.chunks(2).map(both));
         }
         words.resize(words.len().next_multiple_of(4).max(4), 0);

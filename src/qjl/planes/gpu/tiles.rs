@@ -42,8 +42,7 @@ fn fields(planes: u8, i: usize) -> impl Iterator<Item = Field> {
         low: 0,
         width: 2,
     });
-    let top =
-        (b % 2 == 1).then_some(Field { word: b - 1, shift: base + eight, low: b - 1, width: 1 });
+    let top = (b % 2 == 1).then_some(Field { word: b - 1, shift: base + eight, low: b - 1, width: 1 });
     [nibble, pair, top].into_iter().flatten()
 }
 
@@ -230,7 +229,10 @@ mod tests {
                 words[field.word] |= bits;
             }
             let full = words.iter().take_while(|&&word| word == u32::MAX).count();
-            assert_eq!((full, words.iter().filter(|&&word| word != 0).count()), (planes.into(), planes.into()));
+            assert_eq!(
+                (full, words.iter().filter(|&&word| word != 0).count()),
+                (planes.into(), planes.into())
+            );
         }
     }
 
@@ -257,7 +259,8 @@ mod tests {
                 stored.words = vec![0; shape.rows() * segment.words()];
                 let planes = usize::from(segment.planes);
                 for row in stored.words.chunks_mut(segment.words().max(1)).filter(|_| planes > 0) {
-                    (0..segment.channels).for_each(|i| set_code(row, i, planes, random() & ((1 << planes) - 1)));
+                    (0..segment.channels)
+                        .for_each(|i| set_code(row, i, planes, random() & ((1 << planes) - 1)));
                 }
                 let scalars = if planes > 0 { shape.rows() } else { 0 };
                 stored.nu = (0..scalars).map(|_| f16::from_bits(random() as u16)).collect();
