@@ -122,7 +122,7 @@ fn stored(x: &mut f64) {
     *x = half::f16::from_f64(*x).to_f64();
 }
 
-/// The likeliest way to be wrong is to be clever: the whole model again, in f64, a token at a time. Logits of every token.
+/// The whole model again, in f64 and a token at a time: logits of every token.
 fn reference(made: &Made, tokens: &[u32]) -> Vec<Vec<f64>> {
     let embedding = made.weights("token_embd.weight");
     let mut held: Vec<[Vec<Vec<f64>>; 2]> = vec![[Vec::new(), Vec::new()]; LAYERS];
@@ -269,11 +269,16 @@ fn smollm2_keeps_its_perplexity() {
     let nats = raw.predictions.nats(request.targets()).unwrap();
     let perplexity = (nats.iter().sum::<f64>() / nats.len() as f64).exp();
     assert!((perplexity - 27.3).abs() < 0.1, "{perplexity}");
-    for (preset, most) in
-        [("near-lossless", 0.005), ("balanced", 0.02), ("compact", 0.03), ("minicache", 1e-6)]
-    {
+    // The divergence says what a preset costs on the average; what it costs on one text is known to its standard error.
+    for (preset, nats, divergence) in [
+        ("near-lossless", 0.005, 0.003),
+        ("balanced", 0.02, 0.012),
+        ("compact", 0.03, 0.016),
+        ("minicache", 1e-6, 1e-6),
+    ] {
         let had = scored(preset);
-        let over = Difference::of(&had.predictions, &raw.predictions, request.targets()).unwrap().nats.mean;
-        assert!(over < most, "{preset}: {over} nats over raw");
+        let over = Difference::of(&had.predictions, &raw.predictions, request.targets()).unwrap();
+        assert!(over.nats.mean < nats + 2.0 * over.nats.error, "{preset}: {over:?}");
+        assert!(over.divergence.mean < divergence, "{preset}: {over:?}");
     }
 }
