@@ -2,11 +2,13 @@
 //!
 //! `cargo bench --bench gpu -- [--quick] [--json] [--only TEXT] [--exact] [--no-subgroups]`
 //!
-//! A figure is the median of many submits, each of many calls over rotating inputs that together exceed a last-level cache; the
-//! time of a call is what one more call adds to a submit, so that submitting and waiting do not count. The floor is the bytes
-//! that a call must move over the rate of a copy on the same device. `KVFOLD_ADAPTER` names another adapter.
+//! A figure is the median of some submits, each of many calls over rotating inputs that together exceed a last-level cache,
+//! between two timestamps where the device has them. All that a call records is in it: making queries ready, coded and raw rows,
+//! combining, and the clearing of new buffers. The floor is the bytes that a call must move over the rate of a copy by a kernel
+//! of the same device. `KVFOLD_ADAPTER` names another adapter.
 
 mod cases;
+mod device;
 mod timing;
 
 use cases::{Case, Cases};
@@ -48,11 +50,7 @@ impl Options {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse()?;
-    let mut request = kvfold::gpu::Request::default().subgroups(!options.no_subgroups);
-    if let Ok(name) = std::env::var("KVFOLD_ADAPTER") {
-        request = request.name(name);
-    }
-    let gpu = kvfold::Gpu::request_blocking(request)?;
+    let gpu = device::open(&options)?;
     let timer = Timer::new(&gpu, options.quick)?;
     let copied = timer.copy()?;
     if !options.json {
@@ -61,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if caps.software {
             println!("A program on the CPU: these figures say nothing of a GPU.");
         }
-        println!("copy: {:.3} TB/s read and written", copied / 1e12);
+        println!("copy: {:.3} TB/s read and written; timed by {}", copied / 1e12, timer.clock());
         println!(
             "{:<58} {:>10} {:>9} {:>9} {:>7} {:>8}",
             "case", "MB", "floor us", "us", "x floor", "spread"

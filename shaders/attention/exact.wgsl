@@ -14,7 +14,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> keys: array<u32>;
 @group(0) @binding(3) var<storage, read> values: array<u32>;
 @group(0) @binding(4) var<storage, read> spans: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read_write> partials: array<f32>;
+@group(0) @binding(5) var<storage, read_write> partials: array<vec4<f32>>;
 
 fn row_start(view: vec4<u32>, kv_head: u32, token: u32) -> u32 {
     let kv_heads = params.attention.kv_heads;

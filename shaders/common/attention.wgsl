@@ -29,4 +29,9 @@ struct Attention {
     // The position of the store's first token, where those of the others follow it.
     position: u32,
     consecutive: u32,
+    // 1 where a pass adds to what earlier ones have left in its splits' partial results, which are zeros at first.
+    adds: u32,
+    reserved_a: u32,
+    reserved_b: u32,
+    reserved_c: u32,
 }

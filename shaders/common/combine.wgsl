@@ -1,6 +1,6 @@
 // Combines the partial softmaxes of one query's splits into its output row: one invocation per word of the output.
-// A split's part is its largest logit, the sum of its exponentials, and its weighted sum of values; one that nobody wrote, or
-// that saw nothing, has a sum of 0.
+// A split's part is its largest logit and the sum of its exponentials, in one vec4, and its weighted sum of values; one that
+// nobody wrote, or that saw nothing, has a sum of 0.
 
 struct Params {
     view: Output,
@@ -8,7 +8,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> partials: array<f32>;
+@group(0) @binding(1) var<storage, read> partials: array<vec4<f32>>;
 // A logit for each query head that enters the denominator alone.
 @group(0) @binding(2) var<storage, read> sinks: array<f32>;
 @group(0) @binding(3) var<storage, read_write> output: array<u32>;
@@ -18,15 +18,16 @@ fn row_bits(row: u32, channel: u32) -> u32 {
     var largest = -3.402823e38;
     for (var split = 0u; split < params.splits; split++) {
         let base = first + split * PARTIAL_STRIDE;
-        largest = max(largest, select(largest, partials[base], partials[base + 1u] > 0.0));
+        largest = max(largest, select(largest, partials[base].x, partials[base].y > 0.0));
     }
     var sum = 0.0;
     var number = 0.0;
     for (var split = 0u; split < params.splits; split++) {
         let base = first + split * PARTIAL_STRIDE;
-        let weight = select(0.0, exp(clamp(partials[base] - largest, -200.0, 0.0)), partials[base + 1u] > 0.0);
-        sum += weight * partials[base + 1u];
-        number += weight * partials[base + 2u + channel];
+        let head = partials[base];
+        let weight = select(0.0, exp(clamp(head.x - largest, -200.0, 0.0)), head.y > 0.0);
+        sum += weight * head.y;
+        number += weight * partials[base + 1u + channel / 4u][channel % 4u];
     }
     if (HAS_SINKS && sum > 0.0) {
         let sink = sinks[(row / params.view.tokens) % params.view.heads];

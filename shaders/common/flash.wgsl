@@ -8,7 +8,8 @@
 //   value_scale(kv_head, token)            factor on a value row
 //   four_values(kv_head, token, four)      channels 4 * four .. of a value row, before that factor
 // and the bindings `spans`, one vec4 a sequence: its length, and the first and one past the last of its tokens that this pass
-// may see; and `partials`, zeros at first, where each split leaves what it found for combine.wgsl.
+// may see; and `partials`, vec4s, where each split leaves what it found for combine.wgsl: its largest logit and its sum of
+// exponentials in one, then its weighted sum of values.
 
 // VALUE_LANES invocations cover a value row, four channels each; VALUE_GROUPS of them take turns at the tokens.
 const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
@@ -20,19 +21,19 @@ var<workgroup> gathered: array<vec4<f32>, WORKGROUP>;
 fn partial_base(index: u32) -> u32 {
     let query_row = params.attention.first_row + index / params.attention.splits;
     let split = params.attention.first_split + index % params.attention.splits;
-    return (query_row * params.attention.all_splits + split) * (2u + 4u * VALUE_FOURS);
+    return (query_row * params.attention.all_splits + split) * (1u + VALUE_FOURS);
 }
 
-// Largest logit and sum of what another store of the same query has left there; zeros where none has.
+// Largest logit and sum of what another store of the same query has left there; zeros where none may have.
 fn partial_before(index: u32) -> vec2<f32> {
-    let base = min(partial_base(index), arrayLength(&partials) - 2u);
-    return vec2<f32>(partials[base], partials[base + 1u]);
+    let before = partials[min(partial_base(index), arrayLength(&partials) - 1u)].xy;
+    return select(vec2<f32>(), before, params.attention.adds == 1u);
 }
 
 // Both parts become one.
 fn store_partial(index: u32, lane: u32, largest: f32, sum: f32, before: vec2<f32>) {
     let base = partial_base(index);
-    let past_end = base + 1u + 4u * VALUE_FOURS >= arrayLength(&partials);
+    let past_end = base + VALUE_FOURS >= arrayLength(&partials);
     if (index / params.attention.splits >= params.attention.rows || past_end) {
         return;
     }
@@ -44,14 +45,15 @@ fn store_partial(index: u32, lane: u32, largest: f32, sum: f32, before: vec2<f32
         for (var i = 0u; i < VALUE_GROUPS; i++) {
             total += gathered[i * VALUE_LANES + lane];
         }
-        for (var i = 0u; i < 4u; i++) {
-            let at = base + 2u + 4u * lane + i;
-            partials[at] = weight * total[i] + weight_before * partials[at];
+        if (before.y > 0.0) {
+            total = weight * total + weight_before * partials[base + 1u + lane];
+        } else {
+            total *= weight;
         }
+        partials[base + 1u + lane] = total;
     }
     if (lane == 0u) {
-        partials[base] = joined;
-        partials[base + 1u] = weight * sum + weight_before * before.y;
+        partials[base] = vec4<f32>(joined, weight * sum + weight_before * before.y, 0.0, 0.0);
     }
 }
 

@@ -17,17 +17,16 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sketches: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> sketches: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> angles: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> positions: array<u32>;
 @group(0) @binding(4) var<storage, read> keys: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read> values: array<vec4<u32>>;
 @group(0) @binding(6) var<storage, read> spans: array<vec4<u32>>;
-@group(0) @binding(7) var<storage, read_write> partials: array<f32>;
+@group(0) @binding(7) var<storage, read_write> partials: array<vec4<f32>>;
 
 // VALUE_LANES invocations cover a row of values, four channels each; VALUE_GROUPS of them take turns at groups of 32 tokens.
 const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
-const STRIDE: u32 = 2u + 4u * VALUE_FOURS;
 // The least that a value's scalar counts as where weights are measured: f16's smallest number.
 const LEAST_NU: f32 = 5.9604645e-8;
 
@@ -126,41 +125,26 @@ fn add_tile(found: Found, rows: Rows, seen: Seen, tile: u32, last: u32, lane: u3
                  columns_times(found.values, keep) + columns_times(tile_values, take));
 }
 
-fn partial_base(row: u32, split: u32) -> u32 {
-    return (row * params.attention.all_splits + params.attention.first_split + split) * STRIDE;
-}
-
-// What another store of the same query has left there: its largest logit and sum; zeros where none has.
-fn partial_before(row: u32, split: u32) -> vec2<f32> {
-    let base = min(partial_base(row, split), arrayLength(&partials) - 2u);
-    return vec2<f32>(partials[base], partials[base + 1u]);
-}
-
-// Both parts become one.
-fn store_row(row: u32, split: u32, exists: bool, own: vec3<f32>, sums: vec4<f32>, before: vec2<f32>, lane: u32) {
-    workgroupBarrier();
-    exchange[lane] = sums;
-    workgroupBarrier();
-    let base = partial_base(row, split);
-    if (!exists || base + STRIDE > arrayLength(&partials)) {
-        return;
-    }
-    let joined = select(own.x, max(own.x, before.x), before.y > 0.0);
-    let weight = exp(clamp(own.x - joined, -200.0, 0.0));
-    let weight_before = select(0.0, exp(clamp(before.x - joined, -200.0, 0.0)), before.y > 0.0);
-    if (lane < VALUE_FOURS) {
-        var total = vec4<f32>(-own.z);
-        for (var i = 0u; i < VALUE_GROUPS; i++) {
-            total += exchange[i * VALUE_LANES + lane];
-        }
-        for (var i = 0u; i < 4u; i++) {
-            let at = base + 2u + 4u * lane + i;
-            partials[at] = 2.0 * weight * total[i] + weight_before * partials[at];
+// Leaves what a row has found: its largest logit and its sum of exponentials, then its weighted sum of values. `own` has the first
+// two, and what codes' mean has too much.
+fn store_row(row: u32, split: u32, exists: bool, own: vec3<f32>, sums: vec4<f32>, lane: u32) {
+    var total = sums;
+    if (VALUE_GROUPS > 1u) {
+        workgroupBarrier();
+        exchange[lane] = sums;
+        workgroupBarrier();
+        for (var i = 1u; i < VALUE_GROUPS; i++) {
+            total += exchange[(lane + i * VALUE_LANES) % WORKGROUP];
         }
     }
-    if (lane == 0u) {
-        partials[base] = joined;
-        partials[base + 1u] = weight * own.y + weight_before * before.y;
+    let base = (row * params.attention.all_splits + params.attention.first_split + split) * (1u + VALUE_FOURS);
+    if (exists && base + VALUE_FOURS < arrayLength(&partials)) {
+        if (lane < VALUE_FOURS) {
+            partials[base + 1u + lane] = 2.0 * (total - own.z);
+        }
+        if (lane == 0u) {
+            partials[base] = vec4<f32>(own.x, own.y, 0.0, 0.0);
+        }
     }
 }
 
@@ -188,15 +172,10 @@ fn attend(place: Place, id: Invocation) {
     }
     let sum = row_sum(found.sum, lane);
     let excess = row_sum(found.excess, lane);
-    let a = partial_before(rows.rows.x, split);
-    let b = partial_before(rows.rows.y, split);
-    let c = partial_before(rows.rows.z, split);
-    let d = partial_before(rows.rows.w, split);
-    storageBarrier();
     let exist = rows.exist & vec4<bool>(index / splits < params.units);
     let largest = found.largest;
-    store_row(rows.rows.x, split, exist.x, vec3<f32>(largest.x, sum.x, excess.x), found.values[0], a, lane);
-    store_row(rows.rows.y, split, exist.y, vec3<f32>(largest.y, sum.y, excess.y), found.values[1], b, lane);
-    store_row(rows.rows.z, split, exist.z, vec3<f32>(largest.z, sum.z, excess.z), found.values[2], c, lane);
-    store_row(rows.rows.w, split, exist.w, vec3<f32>(largest.w, sum.w, excess.w), found.values[3], d, lane);
+    store_row(rows.rows.x, split, exist.x, vec3<f32>(largest.x, sum.x, excess.x), found.values[0], lane);
+    store_row(rows.rows.y, split, exist.y, vec3<f32>(largest.y, sum.y, excess.y), found.values[1], lane);
+    store_row(rows.rows.z, split, exist.z, vec3<f32>(largest.z, sum.z, excess.z), found.values[2], lane);
+    store_row(rows.rows.w, split, exist.w, vec3<f32>(largest.w, sum.w, excess.w), found.values[3], lane);
 }

@@ -4,13 +4,13 @@ var<workgroup> query: array<vec4<f32>, select(QUERY_CHANNELS, 1u, STAYS)>;
 
 fn load_query(first: u32, lane: u32) {
     for (var i = lane; i < QUERY_CHANNELS && !STAYS; i += WORKGROUP) {
-        query[i] = sketches[first + i];
+        query[i] = sketch(first + i);
     }
 }
 
 fn query_channel(first: u32, channel: u32) -> vec4<f32> {
     if (STAYS) {
-        return sketches[first + channel];
+        return sketch(first + channel);
     }
     return query[min(channel, QUERY_CHANNELS - 1u)];
 }
@@ -35,6 +35,6 @@ fn segment_dots(first: u32, segment: u32, at: u32, channel: u32, groups: u32, pl
             sums = add_codes(sums, quad(words, planes, k), first, start + 4u * k);
         }
     }
-    let minus = sketches[first + MINUS_AT + segment];
+    let minus = sketch(first + MINUS_AT + segment);
     return sums - mat4x4<f32>(minus, minus, minus, minus);
 }

@@ -11,7 +11,7 @@ fn mean_turns() -> bool {
 
 fn mean_channel(first: u32, at: u32) -> vec4<f32> {
     if (STAYS || CENTRING == UNCENTRED) {
-        return sketches[first + MEAN_AT + at];
+        return sketch(first + MEAN_AT + at);
     }
     return mean_query[at];
 }
@@ -31,30 +31,53 @@ fn load_mean(first: u32, tile: u32, lane: u32) {
     }
     if (!mean_turns()) {
         for (var i = lane; i < MEAN_ROWS; i += WORKGROUP) {
-            mean_query[i] = sketches[first + MEAN_AT + i];
+            mean_query[i] = sketch(first + MEAN_AT + i);
         }
         return;
     }
     for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
         let turn = angle(params.attention.position + tile, pair);
-        let a = sketches[first + MEAN_AT + pair];
-        let b = sketches[first + MEAN_AT + PAIRS + pair];
+        let a = sketch(first + MEAN_AT + pair);
+        let b = sketch(first + MEAN_AT + PAIRS + pair);
         mean_query[pair] = a * turn.x + b * turn.y;
         mean_query[PAIRS + pair] = b * turn.x - a * turn.y;
     }
 }
 
-// q . mu of four tokens from the tile's angles, A cos + B sin.
+// What a pair adds to q . mu of four tokens, A cos + B sin: the angle of a lane's first one, turned on by one, two and three
+// positions. A table of all tokens' angles would be four times as many bytes, each from beyond the first cache.
+fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
+    let near = angles[params.tile_angles_at + 2u * pair];
+    let far = angles[params.tile_angles_at + 2u * pair + 1u];
+    let cosines = vec4<f32>(turn.x, turn.x * near.x - turn.y * near.y, turn.x * near.z - turn.y * near.w,
+                            turn.x * far.x - turn.y * far.y);
+    let sines = vec4<f32>(turn.y, turn.y * near.x + turn.x * near.y, turn.y * near.z + turn.x * near.w,
+                          turn.y * far.x + turn.x * far.y);
+    let a = mean_query[pair];
+    let b = mean_query[PAIRS + pair];
+    return mat4x4<f32>(a * cosines.x + b * sines.x, a * cosines.y + b * sines.y, a * cosines.z + b * sines.z,
+                       a * cosines.w + b * sines.w);
+}
+
+// q . mu of four tokens. Four pairs at a time, whose loads overlap; the last one, which does not turn, and what four do not divide
+// one by one.
 fn turned_mean(lane: u32) -> mat4x4<f32> {
-    var sums = mat4x4<f32>();
-    for (var pair = 0u; pair < PAIRS; pair++) {
-        let at = params.tile_angles_at + 2u * pair * WORKGROUP + lane;
-        let cosines = angles[at];
-        let sines = angles[at + WORKGROUP];
-        let a = mean_query[pair];
-        let b = mean_query[PAIRS + pair];
-        sums += mat4x4<f32>(a * cosines.x + b * sines.x, a * cosines.y + b * sines.y, a * cosines.z + b * sines.z,
-                            a * cosines.w + b * sines.w);
+    let still = mean_query[PAIRS - 1u];
+    var sums = mat4x4<f32>(still, still, still, still);
+    let first = 2u * (params.tile_angles_at + 2u * PAIRS) + lane;
+    let fours = (PAIRS - 1u) / 4u * 4u;
+    for (var pair = 0u; pair < fours; pair += 4u) {
+        let a = turn_at(first + pair * WORKGROUP);
+        let b = turn_at(first + (pair + 1u) * WORKGROUP);
+        let c = turn_at(first + (pair + 2u) * WORKGROUP);
+        let d = turn_at(first + (pair + 3u) * WORKGROUP);
+        sums += pair_scores(pair, a);
+        sums += pair_scores(pair + 1u, b);
+        sums += pair_scores(pair + 2u, c);
+        sums += pair_scores(pair + 3u, d);
+    }
+    for (var pair = fours; pair < PAIRS - 1u; pair++) {
+        sums += pair_scores(pair, turn_at(first + pair * WORKGROUP));
     }
     return sums;
 }

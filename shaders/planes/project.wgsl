@@ -1,12 +1,5 @@
-// Queries made ready to be scored against coded keys, one workgroup a query: SKETCH numbers for each, of four rows of one KV head
-// side by side (head by head, each query's heads of it after the last one's; rows that fill up the last four stay zeros).
-//   QUERY_CHANNELS  2 R (q * sigma)[order], zeros behind each segment up to whole groups of 32
-//   2               what to subtract for each segment: (2^b - 1) times the sum of the rotated query
-//   1               whether the query is finite (else everything is zero)
-//   2 PAIRS         the mean's score at position t is the sum over pairs of A cos + B sin: all A, then all B
-// or, for block means,
-//   HEAD_DIM        the query itself
-// Twin: qjl::planes::cpu::project.
+// Queries made ready to be scored against coded keys, one workgroup a query; sketch.wgsl lists what is left of each. Rows that fill
+// up the last four of a KV head stay zeros. Twin: qjl::planes::cpu::project.
 
 struct Params {
     view: View,
@@ -20,10 +13,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
-@group(0) @binding(4) var<storage, read_write> sketches: array<f32>;
-
-const QUERY_CHANNELS: u32 = 32u * (FIRST_GROUPS + SECOND_GROUPS);
-const MEAN_AT: u32 = QUERY_CHANNELS + 3u;
+@group(0) @binding(4) var<storage, read_write> sketches: array<u32>;
 
 fn query_number(row: u32, channel: u32) -> f32 {
     let at = view_row(params.view, row) + channel;
@@ -31,13 +21,17 @@ fn query_number(row: u32, channel: u32) -> f32 {
 }
 
 fn put(row: u32, at: u32, number: f32) {
+    put_word(row, at, bitcast<u32>(number));
+}
+
+fn put_word(row: u32, at: u32, word: u32) {
     let queries = params.view.tokens;
     let head = params.first_row / queries + row / queries;
     let fours = (params.group * queries + 3u) / 4u;
     let place = (row % queries) * params.group + head % params.group;
     let index = (((head / params.group) * fours + place / 4u) * SKETCH + at) * 4u + place % 4u;
     if (row < params.view.rows && index < arrayLength(&sketches)) {
-        sketches[index] = number;
+        sketches[index] = word;
     }
 }
 
@@ -48,6 +42,34 @@ fn segment_sum(first: u32, count: u32, lane: u32) -> f32 {
         sum += work[first + i].x;
     }
     return row_sum(vec4<f32>(sum), lane).x;
+}
+
+// A segment of the rotated query times 2, in f32 and in whole units.
+fn put_segment(row: u32, segment: u32, first: u32, channels: u32, groups: u32, lane: u32) {
+    var peak = 0.0;
+    for (var i = lane; i < channels; i += WORKGROUP) {
+        peak = max(peak, abs(work[first + i].x));
+    }
+    let unit = max(2.0 * row_max(vec4<f32>(peak), lane).x, 1e-30) / 127.0;
+    let base = select(0u, 32u * FIRST_GROUPS, segment == 1u);
+    var sum = 0.0;
+    for (var four = lane; four < 8u * groups; four += WORKGROUP) {
+        var word = 0u;
+        for (var j = 0u; j < 4u; j++) {
+            let i = 4u * four + j;
+            let number = select(0.0, 2.0 * work[first + min(i, channels - 1u)].x, i < channels);
+            let code = clamp(floor(number / unit + 0.5), -127.0, 127.0);
+            put(row, base + i, number);
+            sum += code;
+            word |= (bitcast<u32>(i32(code)) & 0xffu) << (8u * j);
+        }
+        put_word(row, BYTES_AT + base / 4u + four, word);
+    }
+    let total = row_sum(vec4<f32>(sum), lane).x;
+    if (lane == 0u) {
+        put(row, UNITS_AT + segment, unit);
+        put(row, SUMS_AT + segment, total);
+    }
 }
 
 // The sum over the channels of a pair; the last one has all that do not turn.
@@ -105,13 +127,14 @@ fn project(place: Place, id: Invocation) {
     }
     let first_sum = segment_sum(0u, FIRST_CHANNELS, lane);
     let second_sum = segment_sum(FIRST_CHANNELS, SECOND_CHANNELS, lane);
-    for (var i = lane; i < select(FIRST_CHANNELS, HEAD_DIM, SECOND_PLANES > 0u); i += WORKGROUP) {
-        put(row, select(i, 32u * FIRST_GROUPS + i - FIRST_CHANNELS, i >= FIRST_CHANNELS), 2.0 * work[i].x);
+    put_segment(row, 0u, 0u, FIRST_CHANNELS, FIRST_GROUPS, lane);
+    if (SECOND_PLANES > 0u) {
+        put_segment(row, 1u, FIRST_CHANNELS, SECOND_CHANNELS, SECOND_GROUPS, lane);
     }
     if (lane == 0u) {
-        put(row, QUERY_CHANNELS, f32((1u << FIRST_PLANES) - 1u) * first_sum);
-        put(row, QUERY_CHANNELS + 1u, f32((1u << SECOND_PLANES) - 1u) * second_sum);
-        put(row, QUERY_CHANNELS + 2u, select(0.0, 1.0, finite));
+        put(row, MINUS_AT, f32((1u << FIRST_PLANES) - 1u) * first_sum);
+        put(row, MINUS_AT + 1u, f32((1u << SECOND_PLANES) - 1u) * second_sum);
+        put(row, FINITE_AT, select(0.0, 1.0, finite));
     }
     if (CENTRING == BLOCK_MEAN) {
         for (var i = lane; i < HEAD_DIM; i += WORKGROUP) {

@@ -8,12 +8,9 @@ const TILE_TOKENS: u32 = 4u * WORKGROUP;
 const STAYS: bool = HEAD_DIM > 128u && (HEAD_DIM > 256u || WORKGROUP > 64u);
 const ROW_WORDS: u32 = FIRST_GROUPS * FIRST_PLANES + SECOND_GROUPS * SECOND_PLANES;
 
-// What `project` leaves of four rows: rotated queries times 2 in whole groups, what to subtract for each segment, whether the row
-// is finite, the mean's A and B of every pair or, for block means, the query.
-const QUERY_CHANNELS: u32 = 32u * (FIRST_GROUPS + SECOND_GROUPS);
-const MINUS_AT: u32 = QUERY_CHANNELS;
-const FINITE_AT: u32 = QUERY_CHANNELS + 2u;
-const MEAN_AT: u32 = QUERY_CHANNELS + 3u;
+fn sketch(at: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(sketches[at]);
+}
 
 // The query rows of a workgroup: the KV head of the store that they read, where `project` left them, and of each row its number,
 // the query's index, and whether there is one.
@@ -42,7 +39,7 @@ fn rows_of(index: u32) -> Rows {
 }
 
 fn rows_are_finite(rows: Rows) -> vec4<bool> {
-    return sketches[rows.sketch + FINITE_AT] > vec4<f32>();
+    return sketch(rows.sketch + FINITE_AT) > vec4<f32>();
 }
 
 fn key_word(at: u32) -> u32 {

@@ -19,7 +19,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sketches: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> sketches: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> angles: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> positions: array<u32>;
 @group(0) @binding(4) var<storage, read> keys: array<vec4<u32>>;

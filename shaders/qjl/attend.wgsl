@@ -12,7 +12,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> value_words: array<u32>;
 @group(0) @binding(5) var<storage, read> value_scales: array<u32>;
 @group(0) @binding(6) var<storage, read> spans: array<vec4<u32>>;
-@group(0) @binding(7) var<storage, read_write> partials: array<f32>;
+@group(0) @binding(7) var<storage, read_write> partials: array<vec4<f32>>;
 
 fn load_query(query_row: u32, lane: u32) {
     if (CHUNKS == 1u) {

@@ -44,6 +44,8 @@ pub(crate) struct AttentionParams {
     live_end: u32,
     position: u32,
     consecutive: u32,
+    adds: u32,
+    reserved: [u32; 3],
 }
 
 impl AttentionParams {
@@ -110,10 +112,12 @@ impl Tiling {
     }
 }
 
-/// Room for the partial results of all passes of a call.
-fn partials(gpu: &Gpu, rows: usize, splits: usize, value_dim: usize) -> Result<wgpu::Buffer> {
+/// Room for the partial results of all passes of a call. Where each part is written by one pass, a buffer that earlier calls
+/// have used will do; else it must hold zeros.
+fn partials(gpu: &Gpu, rows: usize, splits: usize, value_dim: usize, written: bool) -> Result<wgpu::Buffer> {
     let sizes = [rows, splits, partial_stride(value_dim) as usize];
-    gpu.storage("partials", checked_bytes("partial results", &sizes, 4)? as u64)
+    let bytes = checked_bytes("partial results", &sizes, 16)? as u64;
+    if written { gpu.scratch("partials", bytes) } else { gpu.storage("partials", bytes) }
 }
 
 /// What of each sequence a pass may see: its length, and the first and one past the last token.
@@ -150,7 +154,7 @@ impl Pass {
         let rows = g.batch * g.query_heads * g.queries;
         let splits = |tiling: Tiling| tiling.split(g.tokens, g.batch);
         let all_splits = passes.iter().map(|&(_, tiling)| splits(tiling).0).sum();
-        let partials = partials(gpu, rows, all_splits, value_dim)?;
+        let partials = partials(gpu, rows, all_splits, value_dim, g.tokens > 0)?;
         let params = AttentionParams {
             rows: index32(rows)?,
             tokens: index32(g.tokens)?,
@@ -250,9 +254,9 @@ pub(crate) fn value_fours(value_dim: usize) -> u32 {
     value_dim.div_ceil(4) as u32
 }
 
-/// Numbers of one split's partial result.
+/// Fours of numbers of one split's partial result.
 pub(crate) fn partial_stride(value_dim: usize) -> u32 {
-    2 + 4 * value_fours(value_dim)
+    1 + value_fours(value_dim)
 }
 
 /// What a kernel by shaders/common/flash.wgsl is made of.

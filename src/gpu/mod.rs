@@ -50,6 +50,8 @@ struct Shared {
     pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
     /// Why the device was lost, where it is our own.
     lost: Arc<Mutex<Option<String>>>,
+    /// Buffers that calls fill before they read them, by what they are for.
+    scratch: Mutex<HashMap<&'static str, wgpu::Buffer>>,
     /// Error scopes that a browser has not answered yet.
     late: Mutex<Vec<Late>>,
 }
@@ -85,9 +87,9 @@ impl Gpu {
                 return Err(Error::Limit { what, need: need.into(), have: have.into() });
             }
         }
-        let pipelines = Mutex::default();
+        let (pipelines, scratch) = (Mutex::default(), Mutex::default());
         let (lost, late) = (Arc::default(), Mutex::default());
-        Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, lost, late }) })
+        Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, scratch, lost, late }) })
     }
 
     /// The wgpu device.
@@ -134,6 +136,25 @@ impl Gpu {
     /// [`Error::Limit`] when it exceeds the device's largest buffer, [`Error::OutOfMemory`] when it cannot be allocated.
     pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
         self.buffer(label, bytes, None)
+    }
+
+    /// A storage buffer of at least `bytes` for what one call writes before it reads it. Calls share it: what a queue executes,
+    /// it executes in order, and a call is recorded as a whole. A new buffer would be cleared first, which takes longer than
+    /// filling it.
+    pub(crate) fn scratch(&self, label: &'static str, bytes: u64) -> Result<wgpu::Buffer> {
+        if let Some(held) = lock(&self.shared.scratch).get(label).filter(|held| held.size() >= bytes) {
+            return Ok(held.clone());
+        }
+        let most = self.caps().max_storage_buffer_binding_size;
+        let buffer = self.storage(label, bytes.next_power_of_two().min(most).max(bytes))?;
+        lock(&self.shared.scratch).insert(label, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Bytes of the buffers that calls share for what they need while they run: partial results of attention above all.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        lock(&self.shared.scratch).values().map(wgpu::Buffer::size).sum()
     }
 
     /// A storage buffer that holds `bytes`, padded with zeros to whole 32-bit words.

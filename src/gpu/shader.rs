@@ -72,6 +72,11 @@ macro_rules! spec {
 }
 
 impl Kernel {
+    /// Invocations of a workgroup, where a variant does not say otherwise.
+    pub(crate) fn workgroup(self) -> u32 {
+        self.spec().workgroup
+    }
+
     pub(crate) fn spec(self) -> &'static Spec {
         match self {
             Self::Similarity => &spec!("minicache", "similarity", 128, &[Uniform, Read, Read, Write]),
@@ -109,7 +114,7 @@ impl Kernel {
             Self::PlaneAttend => {
                 &spec!("planes", "attend", 32, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
-            Self::PlaneUnrotate => &spec!("planes", "unrotate", 128, &[Uniform, Read, Write, Read]),
+            Self::PlaneUnrotate => &spec!("planes", "unrotate", 256, &[Uniform, Read, Write, Read]),
             Self::PlaneCalibrate => {
                 &spec!("planes", "calibrate", 128, &[Uniform, Read, Read, Read, Read, Write])
             }
@@ -147,6 +152,7 @@ pub(crate) enum Module {
     PlaneAngle,
     PlaneRotate,
     PlaneQuads,
+    PlaneSketch,
     PlaneDot(Arithmetic),
     PlaneMean,
     PlaneScore,
@@ -194,6 +200,7 @@ impl Module {
             Self::PlaneChannel => include_str!("../../shaders/planes/channel.wgsl"),
             Self::PlaneAngle => include_str!("../../shaders/planes/angle.wgsl"),
             Self::PlaneRotate => include_str!("../../shaders/planes/rotate.wgsl"),
+            Self::PlaneSketch => include_str!("../../shaders/planes/sketch.wgsl"),
             Self::PlaneQuads => include_str!("../../shaders/planes/quads.wgsl"),
             Self::PlaneDot(Arithmetic::Exact) => include_str!("../../shaders/planes/dot_exact.wgsl"),
             Self::PlaneDot(Arithmetic::Fast) => include_str!("../../shaders/planes/dot_fast.wgsl"),

@@ -30,16 +30,17 @@ impl Passes {
         value_dim: usize,
         lengths: &[usize],
         splits_of: &[usize],
+        [written, adds]: [bool; 2],
         options: &AttendOptions<'_>,
     ) -> Result<Self> {
         let rows = g.query_heads * g.queries;
         let all_splits = splits_of.iter().copied().max().unwrap_or(0).max(1);
         Ok(Self {
-            common: AttentionParams::new(g, options)?,
+            common: AttentionParams { adds: adds.into(), ..AttentionParams::new(g, options)? },
             rows,
             all_splits,
             spans: gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?,
-            partials: partials(gpu, g.batch * rows, all_splits, value_dim)?,
+            partials: partials(gpu, g.batch * rows, all_splits, value_dim, written)?,
         })
     }
 
@@ -85,7 +86,7 @@ impl SegmentPasses {
         g.check_sinks(options)?;
         let rows = g.query_heads * g.queries;
         let bytes =
-            checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 4)?;
+            checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 16)?;
         let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
         let tiling = Tiling::rows(g);
         let mut used = vec![0; lengths.len()];
@@ -102,7 +103,7 @@ impl SegmentPasses {
             *used = (*used).max(first + splits);
             places.push((segment, tiling, first, splits, split));
         }
-        let all = Passes::new(gpu, g, value_dim, lengths, &used, options)?;
+        let all = Passes::new(gpu, g, value_dim, lengths, &used, [false, true], options)?;
         let passes = places.into_iter().map(|placed| all.pass(placed)).collect::<Result<_>>()?;
         Ok(Self { passes, splits: index32(all.all_splits)?, partials: all.partials })
     }
@@ -153,6 +154,8 @@ impl Pass {
         g.check_sinks(options)?;
         let mut splits_of = vec![0; lengths.len()];
         let mut placed = Vec::with_capacity(stages.len());
+        // Whether every part is written, by one pass.
+        let mut written = true;
         for &(segments, tiling) in stages {
             let mut stage = Vec::with_capacity(segments.len());
             for segment in segments {
@@ -162,10 +165,12 @@ impl Pass {
                 *before += splits;
             }
             let end = splits_of.iter().copied().max().unwrap_or(0);
+            written &= splits_of.iter().all(|&splits| splits == end);
             splits_of.fill(end);
             placed.push((stage, index32(end)?));
         }
-        let all = Passes::new(gpu, g, value_dim, lengths, &splits_of, options)?;
+        written &= splits_of.iter().all(|&splits| splits > 0);
+        let all = Passes::new(gpu, g, value_dim, lengths, &splits_of, [written, false], options)?;
         let mut staged = Vec::with_capacity(placed.len());
         for (stage, end) in placed {
             let passes = stage.into_iter().map(|placed| all.pass(placed)).collect::<Result<Vec<Self>>>()?;

@@ -67,7 +67,7 @@ impl Preset {
             recent: 64,
             centring: Centring::PreRope,
             balance: Balance::Half,
-            rounds: 2,
+            rounds: 1,
             seed: 7,
         }
     }

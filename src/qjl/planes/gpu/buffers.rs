@@ -124,7 +124,8 @@ impl Angles {
         let coarse = if codec.mean_rope().is_some() { last / ANGLE_TILE + 1 } else { 1 };
         let turns = codec.mean_rope().is_some();
         let tile = if turns { attend_tokens(codec) } else { 0 };
-        let need = (u64::from(coarse) + u64::from(ANGLE_TILE) + tile as u64) * pairs(codec) as u64 * 8;
+        let need =
+            (u64::from(coarse) + u64::from(ANGLE_TILE) + 4 + tile as u64 / 4) * pairs(codec) as u64 * 8;
         let have = gpu.caps().max_storage_buffer_binding_size.min(gpu.caps().max_buffer_size);
         if need > have {
             return Err(Error::Limit { what: "bytes of the angles of all positions", need, have });
@@ -139,14 +140,7 @@ impl Angles {
         let mut numbers: Vec<f32> = rows.drain(..).flatten().collect();
         numbers.resize(numbers.len().next_multiple_of(4), 0.0);
         let tile_at = index32(numbers.len() / 4)?;
-        let angles = |token: usize| codec.mean_rope().map_or_else(Vec::new, |rope| rope.angles(token as u32));
-        let tokens: Vec<Vec<[f32; 2]>> = (0..tile).map(|token| angles(token).into_iter().collect()).collect();
-        for (pair, part) in (0..pairs(codec)).flat_map(|pair| [0, 1].map(|part| (pair, part))) {
-            let still = [1.0, 0.0];
-            numbers.extend(
-                tokens.iter().map(|all| all.get(pair).unwrap_or(&still)).filter_map(|turn| turn.get(part)),
-            );
-        }
+        numbers.extend(tile_angles(codec, tile));
         Ok(Self {
             buffer: gpu.upload("angles", bytemuck::cast_slice(&numbers))?,
             fine_at: coarse * pairs(codec) as u32,
@@ -154,6 +148,25 @@ impl Angles {
             end: if turns { u64::from(coarse) * u64::from(ANGLE_TILE) } else { u64::MAX },
         })
     }
+}
+
+/// What the tokens of a workgroup need, of every pair: cosine and sine of 1, 2 and 3 positions in eight numbers; then, pair by pair,
+/// cosine and sine of every fourth token.
+fn tile_angles(codec: &Codec, tokens: usize) -> Vec<f32> {
+    let Some(rope) = codec.mean_rope() else { return Vec::new() };
+    let turns = |token: u32| rope.angles(token).into_iter().chain([[1.0, 0.0]]);
+    let mut numbers = vec![0.0; pairs(codec) * 8];
+    for step in 1..4u32 {
+        for (of_pair, turn) in numbers.chunks_exact_mut(8).zip(turns(step)) {
+            of_pair.iter_mut().skip(2 * (step as usize - 1)).zip(turn).for_each(|(to, number)| *to = number);
+        }
+    }
+    let lanes: Vec<Vec<[f32; 2]>> =
+        (0..tokens as u32).step_by(4).map(|token| turns(token).collect()).collect();
+    for pair in 0..pairs(codec) {
+        numbers.extend(lanes.iter().filter_map(|lane| lane.get(pair)).flatten());
+    }
+    numbers
 }
 
 /// Positions of tokens and the angles that they need, on the device; layers of one RoPE share them.

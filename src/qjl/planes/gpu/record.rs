@@ -353,8 +353,8 @@ impl Ops {
         codec: &CodecBuffer,
     ) -> Result<wgpu::Buffer> {
         let stride = partial_stride(codec.codec.values().channels()) as usize;
-        let bytes = checked_bytes("partial results", &[rows as usize, stride], 4)?;
-        let joined = self.gpu.storage("joined", bytes as u64)?;
+        let bytes = checked_bytes("partial results", &[rows as usize, stride], 16)?;
+        let joined = self.gpu.scratch("joined", bytes as u64)?;
         recording.add(Dispatch {
             variant: self.make(codec).unrotate(),
             params: UnrotateParams { rows, splits, coded, padding: 0 },

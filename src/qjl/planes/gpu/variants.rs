@@ -20,11 +20,11 @@ pub(super) fn pairs(codec: &Codec) -> usize {
     codec.mean_rope().map_or(0, |rope| rope.inv_freq().len()) + 1
 }
 
-/// Numbers of a query made ready to be scored: `shaders/planes/project.wgsl` lists them.
+/// Numbers of a query made ready to be scored: `shaders/planes/sketch.wgsl` lists them.
 pub(super) fn sketch(codec: &Codec) -> usize {
     let groups: usize = codec.keys().segments().iter().map(groups).sum();
     let mean = if codec.block().is_some() { codec.keys().channels() } else { 2 * pairs(codec) };
-    TILE * groups + 3 + mean
+    TILE * groups + 3 + TILE / 4 * groups + 4 + mean
 }
 
 /// Invocations of a workgroup that attends or scores: enough for all channels of a value, four each.
@@ -96,7 +96,7 @@ impl Make<'_> {
     fn finish(&self, kernel: Kernel, modules: &[Module], mut constants: Vec<Const>) -> Variant {
         // Every invocation of a workgroup shares its row.
         if !constants.iter().any(|constant| matches!(constant, Const::U32("LANES", _))) {
-            constants.push(Const::U32("LANES", 128));
+            constants.push(Const::U32("LANES", kernel.workgroup()));
         }
         Variant::new(kernel, modules, &constants).with_subgroups(self.subgroups)
     }
@@ -160,21 +160,28 @@ impl Make<'_> {
     }
 
     pub(super) fn project(&self, dtype: DType) -> Variant {
-        let modules =
-            [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel, Module::PlaneRotate];
+        let modules = [
+            Module::Float,
+            Module::View,
+            Module::Load(dtype),
+            Module::PlaneChannel,
+            Module::PlaneRotate,
+            Module::PlaneSketch,
+        ];
         let mut constants = self.keys();
         constants.push(self.interleaved());
         self.finish(Kernel::PlaneProject, &modules, constants)
     }
 
     /// What scoring is made of.
-    fn scoring(&self, arithmetic: Arithmetic) -> [Module; 8] {
+    fn scoring(&self, arithmetic: Arithmetic) -> [Module; 9] {
         [
             Module::Float,
             Module::AttentionParams,
             Module::PlaneChannel,
             Module::PlaneAngle,
             Module::PlaneQuads,
+            Module::PlaneSketch,
             Module::PlaneScore,
             Module::PlaneDot(arithmetic),
             Module::PlaneMean,
