@@ -6,6 +6,7 @@
 //! | [`Capture`] | keys, values and queries of a real model in a file |
 //! | [`minicache`] | neighbouring layers folded onto one direction per token |
 //! | [`qjl`] | keys as sign bits of a random projection, values as 8-bit codes |
+//! | [`fold`] | one cache for a whole model, each layer kept in its own way |
 //! | [`store`] | a folded capture in a file |
 //! | [`cache`] | what the streaming caches share: layer shapes and steps |
 //! | [`attention`] | options, masking, and exact attention as the baseline |
@@ -36,6 +37,7 @@ pub mod capture;
 mod container;
 mod digest;
 pub mod error;
+pub mod fold;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod metrics;

@@ -36,7 +36,7 @@ const fn blocks(shape: LayerShape) -> HostBlocks {
 /// group is the model's: lower layers first.
 #[derive(Debug)]
 pub struct CpuMiniCache {
-    ledger: Ledger<Host>,
+    pub(crate) ledger: Ledger<Host>,
 }
 
 impl CpuMiniCache {
@@ -338,6 +338,12 @@ impl CpuMiniCache {
     pub fn payload_bytes(&self) -> u64 {
         let (_, folds) = self.ledger.unique();
         folds.iter().map(|fold| fold.bytes()).sum::<u64>() + self.ledger.raw_payload()
+    }
+
+    /// Bytes that the tokens held would take raw.
+    #[must_use]
+    pub fn raw_bytes(&self) -> u64 {
+        self.ledger.raw_bytes()
     }
 
     /// What the cache holds, layer by layer.

@@ -41,7 +41,7 @@ struct Job {
 pub struct MiniCache {
     gpu: Gpu,
     ops: Ops,
-    ledger: Ledger<Device>,
+    pub(crate) ledger: Ledger<Device>,
     jobs: VecDeque<Job>,
 }
 
@@ -338,6 +338,12 @@ impl MiniCache {
     pub fn payload_bytes(&self) -> u64 {
         let (_, folds) = self.ledger.unique();
         folds.iter().map(|fold| fold.buffers.bytes()).sum::<u64>() + self.ledger.raw_payload()
+    }
+
+    /// Bytes that the tokens held would take raw.
+    #[must_use]
+    pub fn raw_bytes(&self) -> u64 {
+        self.ledger.raw_bytes()
     }
 
     /// What the cache holds, layer by layer.

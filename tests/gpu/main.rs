@@ -13,6 +13,7 @@
 mod attention;
 mod cache;
 mod device;
+mod fold;
 mod golden;
 mod minicache;
 mod planes;
@@ -41,6 +42,9 @@ mod figures;
 #[path = "../caches/mod.rs"]
 #[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod caches;
+#[path = "../folded/mod.rs"]
+#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
+mod folded;
 #[path = "../random/mod.rs"]
 #[allow(
     dead_code,
@@ -85,6 +89,7 @@ fn tests() -> Vec<Test> {
         qjl::TESTS,
         planes::TESTS,
         qjl_cache::TESTS,
+        fold::TESTS,
         planes_report::TESTS,
         report::TESTS,
         golden::TESTS,

@@ -22,12 +22,18 @@ impl<S: Backing> Ledger<S> {
         Ok(())
     }
 
+    /// Whether [`trim`](Self::trim) can be.
+    pub(crate) fn check_trim(&self, sequence: usize, tokens: usize) -> Result<()> {
+        let have = self.sequence(sequence)?.len();
+        if tokens <= have {
+            return Ok(());
+        }
+        Err(Error::range("tokens to trim to", format!("at most {have}"), tokens))
+    }
+
     /// Gives up the tokens of a sequence from `tokens` on.
     pub(crate) fn trim(&mut self, sequence: usize, tokens: usize) -> Result<()> {
-        let have = self.sequence(sequence)?.len();
-        if tokens > have {
-            return Err(Error::range("tokens to trim to", format!("at most {have}"), tokens));
-        }
+        self.check_trim(sequence, tokens)?;
         self.sequence_mut(sequence)?.truncate(tokens);
         Ok(())
     }

@@ -69,6 +69,11 @@ impl<S: Backing> Ledger<S> {
         (0..self.layers.len()).filter_map(|layer| self.layer_report(layer)).collect()
     }
 
+    /// Tokens of a layer, and those of them that are folded, over all sequences.
+    pub(crate) fn layer_tokens(&self, layer: usize) -> [usize; 2] {
+        self.layer_report(layer).map_or([0, 0], |report| [report.tokens, report.folded])
+    }
+
     fn layer_report(&self, layer: usize) -> Option<LayerReport> {
         let (role, heads) = (self.plan.get(layer)?, self.layers.get(layer)?.kv_heads);
         let mut counts = [Counts::default(); 2];

@@ -34,14 +34,14 @@ pub(super) struct Head {
 /// A RoPE; frequencies by the bits of their f64, which decimal text may not keep.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SavedRope {
+pub(crate) struct SavedRope {
     rotary_dim: usize,
     interleaved: bool,
     inv_freq: Vec<u64>,
 }
 
 impl SavedRope {
-    pub(super) fn of(rope: &Rope) -> Self {
+    pub(crate) fn of(rope: &Rope) -> Self {
         Self {
             rotary_dim: rope.rotary_dim(),
             interleaved: *rope.layout() == RopeLayout::Interleaved,
@@ -49,7 +49,7 @@ impl SavedRope {
         }
     }
 
-    pub(super) fn restore(&self) -> Result<Rope> {
+    pub(crate) fn restore(&self) -> Result<Rope> {
         let layout = if self.interleaved { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
         let inv_freq = self.inv_freq.iter().map(|&bits| f64::from_bits(bits)).collect();
         Rope::new(self.rotary_dim, self.rotary_dim, inv_freq, layout)

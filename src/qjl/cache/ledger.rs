@@ -128,9 +128,23 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
         Ok(())
     }
 
+    /// Tokens of a layer that have not left, and those of them that are coded, over all sequences.
+    pub(crate) fn layer_tokens(&self, layer: usize) -> [usize; 2] {
+        let coded =
+            |track: &Track<B, C, X>| track.visible_coded().map(|(_, tokens)| tokens.len()).sum::<usize>();
+        let raw = |track: &Track<B, C, X>| track.visible_raw().map(|piece| piece.tokens).sum::<usize>();
+        let each = self.tracks(layer).map(|track| [coded(track) + raw(track), coded(track)]);
+        each.fold([0, 0], |[tokens, coded], [t, c]| [tokens + t, coded + c])
+    }
+
+    /// Whether [`trim`](Self::trim) can be.
+    pub(crate) fn check_trim(&self, sequence: usize, tokens: usize) -> Result<()> {
+        self.sequence(sequence)?.iter().try_for_each(|track| track.check_trim(&self.rules, tokens))
+    }
+
     pub(crate) fn trim(&mut self, sequence: usize, tokens: usize) -> Result<()> {
         let rules = self.rules;
-        self.sequence(sequence)?.iter().try_for_each(|track| track.check_trim(&rules, tokens))?;
+        self.check_trim(sequence, tokens)?;
         if let Some(tracks) = self.sequences.get_mut(sequence) {
             tracks.iter_mut().for_each(|track| track.trim(&rules, tokens));
         }

@@ -61,4 +61,5 @@ mod track;
 pub use cpu_cache::CpuQjlCache;
 #[cfg(feature = "gpu")]
 pub use gpu_cache::{CacheReadBack, QjlCache, StatusReadBack};
+pub(crate) use head::SavedRope;
 pub use options::{CacheOptions, Coding, PAGE, SketchOptions};

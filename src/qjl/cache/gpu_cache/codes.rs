@@ -57,7 +57,7 @@ impl DeviceCoder {
 
 /// Coded keys and values of one sequence and layer, `[1, kv_heads, capacity, dim]`.
 #[derive(Debug)]
-pub(super) enum DeviceCodes {
+pub(crate) enum DeviceCodes {
     Planes {
         keys: PlaneBuffer,
         values: PlaneBuffer,

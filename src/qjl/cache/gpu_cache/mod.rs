@@ -30,7 +30,7 @@ use commit::{Committed, energies_for};
 
 /// What a track knows of its keys and queries.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Learnt {
+pub(crate) struct Learnt {
     tables: Option<Arc<TableBuffer>>,
     /// Until there are tables.
     energies: Option<Arc<wgpu::Buffer>>,
@@ -50,7 +50,7 @@ type DeviceTrack = Track<RawBlock, DeviceCodes, Learnt>;
 #[derive(Debug)]
 pub struct QjlCache {
     gpu: Gpu,
-    ledger: Ledger<RawBlock, DeviceCodes, Learnt>,
+    pub(crate) ledger: Ledger<RawBlock, DeviceCodes, Learnt>,
     coders: Coders,
     devices: Vec<DeviceCoder>,
     /// Of every layer: tables that all sequences share, where they make none of their own.

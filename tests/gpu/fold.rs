@@ -1,0 +1,113 @@
+//! The cache of a whole model on the device.
+
+use kvfold::attention::AttendOptions;
+use kvfold::cache::Step;
+use kvfold::fold::{CpuFoldedCache, FoldedCache};
+use kvfold::{DType, Gpu, KvView, Result, Shape, Tensor};
+
+use crate::Test;
+use crate::folded::{self, Rows, Subject, model, policy};
+use crate::rows::{download, upload};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("folded_cache_attends_as_every_layer_alone", alone),
+    ("folded_cache_has_the_sequences_of_all_layers", sequences),
+    ("folded_cache_goes_on_when_loaded", resumes),
+    ("folded_cache_goes_to_the_host_and_back", travels),
+];
+
+/// As in `qjl_cache`: codes at the border of a cell may fall to either side on a device.
+const TOLERANCE: f64 = 0.02;
+
+struct Device<'a> {
+    gpu: &'a Gpu,
+    cache: FoldedCache,
+}
+
+impl Subject for Device<'_> {
+    fn append(&mut self, layer: usize, rows: &Rows) -> Result<()> {
+        let [keys, values, queries] = [&rows.keys, &rows.values, &rows.queries].map(|t| upload(self.gpu, t));
+        let cache = &mut self.cache;
+        let step = Step::new(&keys, &values).queries(&queries);
+        self.gpu.submit(|encoder| cache.append(encoder, layer, &step))
+    }
+
+    fn attend(&mut self, layer: usize, queries: &Tensor, options: &AttendOptions<'_>) -> Result<Vec<f32>> {
+        let shape: Shape = queries.shape();
+        let buffer = self.gpu.storage("output", shape.bytes(DType::F32) as u64)?;
+        let output = KvView::new(&buffer, DType::F32, shape);
+        let queries = upload(self.gpu, queries);
+        self.gpu.submit(|encoder| self.cache.attend(encoder, layer, &queries, &output, options))?;
+        Ok(download(self.gpu, &output).view().to_f32())
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        // What the first asks of the device, the second folds.
+        let cache = &mut self.cache;
+        self.gpu.submit(|encoder| cache.commit(encoder))?;
+        self.gpu.wait_blocking()?;
+        self.gpu.submit(|encoder| cache.commit(encoder))
+    }
+
+    fn len(&self, sequence: usize) -> Result<usize> {
+        self.cache.len(sequence)
+    }
+
+    fn trim(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        self.cache.trim(sequence, tokens)
+    }
+
+    fn fork(&mut self, sequence: usize) -> Result<usize> {
+        self.cache.fork(sequence)
+    }
+
+    fn gather(&mut self, sources: &[u32]) -> Result<()> {
+        self.cache.gather(sources)
+    }
+
+    fn bytes(&self) -> [u64; 2] {
+        [self.cache.payload_bytes(), self.cache.raw_bytes()]
+    }
+
+    fn tokens(&self, layer: usize) -> [usize; 2] {
+        let report = self.cache.report();
+        [report.layers[layer].tokens, report.layers[layer].folded]
+    }
+
+    fn save(&self) -> Result<Vec<u8>> {
+        self.cache.save_blocking()
+    }
+
+    fn load(&self, file: &[u8]) -> Result<Self> {
+        Ok(Self { gpu: self.gpu, cache: FoldedCache::load(self.gpu, file)? })
+    }
+}
+
+fn device(gpu: &Gpu) -> Result<Device<'_>> {
+    Ok(Device { gpu, cache: FoldedCache::new(gpu, model(), policy(), 1)? })
+}
+
+fn alone(gpu: &Gpu) -> Result<()> {
+    folded::every_layer_attends_as_it_would_alone(device(gpu)?, TOLERANCE);
+    Ok(())
+}
+
+fn sequences(gpu: &Gpu) -> Result<()> {
+    folded::sequences_are_those_of_all_layers(device(gpu)?, TOLERANCE);
+    Ok(())
+}
+
+fn resumes(gpu: &Gpu) -> Result<()> {
+    folded::a_loaded_cache_goes_on(device(gpu)?);
+    Ok(())
+}
+
+fn travels(gpu: &Gpu) -> Result<()> {
+    let cache = FoldedCache::new(gpu, model(), policy(), 2)?;
+    let file = cache.save_blocking()?;
+    let host = CpuFoldedCache::load(&file)?;
+    assert_eq!((host.sequences(), host.layers()), (2, 6));
+    assert_eq!(host.save()?, file);
+    assert_eq!(FoldedCache::load(gpu, &host.save()?)?.policy(), cache.policy());
+    Ok(())
+}
