@@ -72,9 +72,9 @@ fn bytes_are_the_bits() {
             assert_eq!(values.bytes() as f64 * 8.0, codec.value_bits() * channels, "{preset}");
         }
     }
-    // Two rounds of 64 signs; one matrix of 80 channels; mean, balance and order.
+    // One round of 64 signs; one matrix of 80 channels; mean, balance and order.
     let bytes = |dim| Codec::new(PlanesOptions::default(), dim, dim, None).unwrap().rotations().bytes();
-    assert_eq!((bytes(64), bytes(80), Tables::identity(3, 64).bytes()), (16, 25_600, 3 * 64 * 8));
+    assert_eq!((bytes(64), bytes(80), Tables::identity(3, 64).bytes()), (8, 25_600, 3 * 64 * 8));
 }
 
 #[test]

@@ -32,12 +32,13 @@ fn add_codes(sums: Sums, codes: vec4<u32>, four: u32) -> Sums {
 
 // 2 <q', c> - (2^b - 1) sum q' of a segment, whose words begin at `at` and whose queries at `channel`.
 fn segment_dots(first: u32, segment: u32, at: u32, channel: u32, groups: u32, planes: u32) -> mat4x4<f32> {
-    var sums = Sums();
+    var total = mat4x4<f32>();
     var next = key_words(at, planes);
     for (var group = 0u; group < groups; group++) {
         let words = next;
         next = key_words(at + min(group + 1u, groups - 1u) * planes * TILE_FOURS, planes);
         let start = channel / 4u + 8u * group;
+        var sums = Sums();
         sums = add_codes(sums, quad(words, planes, 0u), start);
         sums = add_codes(sums, quad(words, planes, 1u), start + 1u);
         sums = add_codes(sums, quad(words, planes, 2u), start + 2u);
@@ -46,10 +47,11 @@ fn segment_dots(first: u32, segment: u32, at: u32, channel: u32, groups: u32, pl
         sums = add_codes(sums, quad(words, planes, 5u), start + 5u);
         sums = add_codes(sums, quad(words, planes, 6u), start + 6u);
         sums = add_codes(sums, quad(words, planes, 7u), start + 7u);
+        // What to subtract is of the query in units too, so that no error is left on the codes' mean.
+        let unit = sketch(first + UNITS_AT + channel / 32u + group);
+        let minus = 0.5 * f32((1u << planes) - 1u) * sketch(first + SUMS_AT + channel / 32u + group);
+        total += mat4x4<f32>(unit * (vec4<f32>(sums.a) - minus), unit * (vec4<f32>(sums.b) - minus),
+                             unit * (vec4<f32>(sums.c) - minus), unit * (vec4<f32>(sums.d) - minus));
     }
-    // Sums are of the query in units too, so that no error is left on the codes' mean.
-    let unit = sketch(first + UNITS_AT + segment);
-    let minus = 0.5 * f32((1u << planes) - 1u) * sketch(first + SUMS_AT + segment);
-    return mat4x4<f32>(unit * (vec4<f32>(sums.a) - minus), unit * (vec4<f32>(sums.b) - minus),
-                       unit * (vec4<f32>(sums.c) - minus), unit * (vec4<f32>(sums.d) - minus));
+    return total;
 }

@@ -44,32 +44,36 @@ fn segment_sum(first: u32, count: u32, lane: u32) -> f32 {
     return row_sum(vec4<f32>(sum), lane).x;
 }
 
-// A segment of the rotated query times 2, in f32 and in whole units.
-fn put_segment(row: u32, segment: u32, first: u32, channels: u32, groups: u32, lane: u32) {
-    var peak = 0.0;
-    for (var i = lane; i < channels; i += WORKGROUP) {
-        peak = max(peak, abs(work[first + i].x));
+// A segment of the rotated query times 2, in f32; and each group of 32 channels, by one invocation, in whole units of its own.
+fn put_segment(row: u32, first: u32, channels: u32, first_group: u32, groups: u32, lane: u32) {
+    for (var i = lane; i < 32u * groups; i += WORKGROUP) {
+        put(row, 32u * first_group + i, doubled(first, channels, i));
     }
-    let unit = max(2.0 * row_max(vec4<f32>(peak), lane).x, 1e-30) / 127.0;
-    let base = select(0u, 32u * FIRST_GROUPS, segment == 1u);
-    var sum = 0.0;
-    for (var four = lane; four < 8u * groups; four += WORKGROUP) {
-        var word = 0u;
-        for (var j = 0u; j < 4u; j++) {
-            let i = 4u * four + j;
-            let number = select(0.0, 2.0 * work[first + min(i, channels - 1u)].x, i < channels);
-            let code = clamp(floor(number / unit + 0.5), -127.0, 127.0);
-            put(row, base + i, number);
-            sum += code;
-            word |= (bitcast<u32>(i32(code)) & 0xffu) << (8u * j);
+    for (var group = lane; group < groups; group += WORKGROUP) {
+        var peak = 0.0;
+        for (var i = 0u; i < 32u; i++) {
+            peak = max(peak, abs(doubled(first, channels, 32u * group + i)));
         }
-        put_word(row, BYTES_AT + base / 4u + four, word);
+        let unit = max(peak, 1e-30) / 127.0;
+        var sum = 0.0;
+        for (var four = 0u; four < 8u; four++) {
+            var word = 0u;
+            for (var j = 0u; j < 4u; j++) {
+                let number = doubled(first, channels, 32u * group + 4u * four + j);
+                let code = clamp(floor(number / unit + 0.5), -127.0, 127.0);
+                sum += code;
+                word |= (bitcast<u32>(i32(code)) & 0xffu) << (8u * j);
+            }
+            put_word(row, BYTES_AT + 8u * (first_group + group) + four, word);
+        }
+        put(row, UNITS_AT + first_group + group, unit);
+        put(row, SUMS_AT + first_group + group, sum);
     }
-    let total = row_sum(vec4<f32>(sum), lane).x;
-    if (lane == 0u) {
-        put(row, UNITS_AT + segment, unit);
-        put(row, SUMS_AT + segment, total);
-    }
+}
+
+// Twice a number of a segment of the rotated query; 0 behind its end.
+fn doubled(first: u32, channels: u32, i: u32) -> f32 {
+    return select(0.0, 2.0 * work[first + min(i, channels - 1u)].x, i < channels);
 }
 
 // The sum over the channels of a pair; the last one has all that do not turn.
@@ -127,9 +131,9 @@ fn project(place: Place, id: Invocation) {
     }
     let first_sum = segment_sum(0u, FIRST_CHANNELS, lane);
     let second_sum = segment_sum(FIRST_CHANNELS, SECOND_CHANNELS, lane);
-    put_segment(row, 0u, 0u, FIRST_CHANNELS, FIRST_GROUPS, lane);
+    put_segment(row, 0u, FIRST_CHANNELS, 0u, FIRST_GROUPS, lane);
     if (SECOND_PLANES > 0u) {
-        put_segment(row, 1u, FIRST_CHANNELS, SECOND_CHANNELS, SECOND_GROUPS, lane);
+        put_segment(row, FIRST_CHANNELS, SECOND_CHANNELS, FIRST_GROUPS, SECOND_GROUPS, lane);
     }
     if (lane == 0u) {
         put(row, MINUS_AT, f32((1u << FIRST_PLANES) - 1u) * first_sum);

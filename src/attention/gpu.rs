@@ -1,11 +1,12 @@
 //! Attention on the GPU: exact attention over raw rows, and what every store's attention shares: how tokens are split among
 //! workgroups, the uniform of `shaders/common/flash.wgsl`, and the combining of the splits.
 
+mod scores;
 mod segments;
 
+pub(crate) use scores::ScorePlace;
+use scores::scores_variant;
 pub(crate) use segments::{SegmentPasses, Staged};
-
-use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -82,25 +83,6 @@ impl AttentionParams {
             kv_heads: index32(g.kv_heads)?,
             ..Self::zeroed()
         })
-    }
-}
-
-/// Where the scores of one store go in an output of more.
-#[derive(Clone, Debug)]
-pub(crate) struct ScorePlace {
-    /// The first query row of the call that the store's sequences have.
-    pub(crate) first_row: usize,
-    /// Tokens of the store that count.
-    pub(crate) live: Range<usize>,
-    /// Numbers of a row of the output, and the one that the store's first token becomes.
-    pub(crate) pitch: usize,
-    pub(crate) column: usize,
-}
-
-impl ScorePlace {
-    /// Of a store that has the output for itself.
-    pub(crate) const fn whole(g: Geometry) -> Self {
-        Self { first_row: 0, live: 0..g.tokens, pitch: g.tokens, column: 0 }
     }
 }
 
@@ -269,18 +251,6 @@ struct CombineParams {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct ScoresParams {
-    attention: AttentionParams,
-    query: [u32; 4],
-    key: [u32; 4],
-    tiles: u32,
-    offset: u32,
-    pitch: u32,
-    column: u32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
 struct ExactParams {
     attention: AttentionParams,
     query: [u32; 4],
@@ -335,24 +305,6 @@ fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2]) -> Va
     let modules = [Module::Float, Module::Load(stored), Module::Pair];
     let modules = [&modules[..], &[Module::AttentionParams, Module::Query, Module::RawKeys], &FLASH].concat();
     Variant::new(Kernel::Exact, &modules, &constants)
-}
-
-fn scores_variant(key_dim: usize, dtypes: [DType; 2], aligned: bool) -> Variant {
-    let [query, stored] = dtypes;
-    let constants = [
-        Const::U32("HEAD_DIM", key_dim as u32),
-        Const::U32("QUERY_DTYPE", query as u32),
-        Const::Bool("KEYS_ALIGNED", aligned),
-    ];
-    let modules = [
-        Module::Float,
-        Module::Load(stored),
-        Module::Pair,
-        Module::AttentionParams,
-        Module::Query,
-        Module::RawKeys,
-    ];
-    Variant::new(Kernel::ExactScores, &modules, &constants)
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.
@@ -420,38 +372,6 @@ impl Ops {
         }
         recording.record(encoder);
         Ok(())
-    }
-
-    /// Records the scores of one store's raw keys.
-    pub(crate) fn scores(
-        &self,
-        recording: &mut Recording<'_>,
-        g: Geometry,
-        [queries, keys]: [&KvView; 2],
-        place: &ScorePlace,
-        output: &KvView,
-    ) -> Result<()> {
-        let (query, key) = (
-            queries.bind("queries", ViewUse::Read, &self.gpu)?,
-            keys.bind("keys", ViewUse::Read, &self.gpu)?,
-        );
-        let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
-        let tiles = g.tokens.div_ceil(WORKGROUP);
-        let [offset, ..] = bound.layout;
-        recording.add(Dispatch {
-            variant: scores_variant(g.key_dim, [queries.dtype(), keys.dtype()], key.paired),
-            params: ScoresParams {
-                attention: AttentionParams::of_store(g, place, (0, 0))?,
-                query: query.layout,
-                key: key.layout,
-                tiles: index32(tiles)?,
-                offset,
-                pitch: index32(place.pitch)?,
-                column: index32(place.column)?,
-            },
-            buffers: &[(&query).into(), (&key).into(), (&bound).into()],
-            workgroups: (g.batch * g.query_heads * g.queries * tiles) as u64,
-        })
     }
 
     /// Records one pass over raw rows.

@@ -49,12 +49,7 @@ impl Gpu {
                 layout: Some(&pipeline_layout),
                 module: &module,
                 entry_point: Some(variant.entry_point()),
-                // Every kernel writes what it reads of workgroup memory. Natively one invocation would clear it all, which took
-                // longer than the rest of an attention kernel.
-                compilation_options: wgpu::PipelineCompilationOptions {
-                    zero_initialize_workgroup_memory: false,
-                    ..wgpu::PipelineCompilationOptions::default()
-                },
+                compilation_options: wgpu::PipelineCompilationOptions::default(),
                 cache: None,
             });
             Pipeline { pipeline, layout }

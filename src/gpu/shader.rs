@@ -122,7 +122,7 @@ impl Kernel {
             Self::Attend => {
                 &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
-            Self::ExactScores => &spec!("attention", "scores", 128, &[Uniform, Read, Read, Write]),
+            Self::ExactScores => &spec!("attention", "exact_scores", 128, &[Uniform, Read, Read, Write]),
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
@@ -195,13 +195,13 @@ impl Module {
     fn source(self) -> &'static str {
         match self {
             Self::Float => wgsl!("common/float"),
-            Self::Load(DType::F16) => include_str!("../../shaders/common/load_f16.wgsl"),
-            Self::Load(DType::Bf16) => include_str!("../../shaders/common/load_bf16.wgsl"),
-            Self::Load(DType::F32) => include_str!("../../shaders/common/load_f32.wgsl"),
+            Self::Load(DType::F16) => wgsl!("common/load_f16"),
+            Self::Load(DType::Bf16) => wgsl!("common/load_bf16"),
+            Self::Load(DType::F32) => wgsl!("common/load_f32"),
             Self::Pair => wgsl!("common/pair"),
-            Self::Bits(DType::F16) => include_str!("../../shaders/common/bits_f16.wgsl"),
-            Self::Bits(DType::Bf16) => include_str!("../../shaders/common/bits_bf16.wgsl"),
-            Self::Bits(DType::F32) => include_str!("../../shaders/common/bits_f32.wgsl"),
+            Self::Bits(DType::F16) => wgsl!("common/bits_f16"),
+            Self::Bits(DType::Bf16) => wgsl!("common/bits_bf16"),
+            Self::Bits(DType::F32) => wgsl!("common/bits_f32"),
             Self::View => wgsl!("common/view"),
             Self::Half => wgsl!("common/half"),
             Self::Output => wgsl!("common/output"),

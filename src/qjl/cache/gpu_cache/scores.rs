@@ -69,7 +69,7 @@ fn record(
             let [keys, _] = piece.rows.views(piece.at, piece.tokens);
             let place = ScorePlace { first_row, live: 0..piece.tokens, pitch, column: piece.start };
             let g = Geometry { batch: 1, tokens: piece.tokens, ..g };
-            Exact::new(gpu).scores(recording, g, [queries, &keys], &place, output)?;
+            Exact::new(gpu).exact_scores(recording, g, [queries, &keys], &place, output)?;
         }
     }
     Ok(())

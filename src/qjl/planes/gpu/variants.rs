@@ -24,7 +24,7 @@ pub(super) fn pairs(codec: &Codec) -> usize {
 pub(super) fn sketch(codec: &Codec) -> usize {
     let groups: usize = codec.keys().segments().iter().map(groups).sum();
     let mean = if codec.block().is_some() { codec.keys().channels() } else { 2 * pairs(codec) };
-    TILE * groups + 3 + TILE / 4 * groups + 4 + mean
+    TILE * groups + 3 + TILE / 4 * groups + 2 * groups + mean
 }
 
 /// Invocations of a workgroup that attends or scores: enough for all channels of a value, four each.

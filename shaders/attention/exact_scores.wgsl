@@ -19,7 +19,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> output: array<f32>;
 
 @compute @workgroup_size(WORKGROUP)
-fn scores(place: Place, id: Invocation) {
+fn exact_scores(place: Place, id: Invocation) {
     let sizes = params.attention;
     let index = linear_workgroup(place);
     let row = min(index / params.tiles, sizes.rows - 1u);
