@@ -32,8 +32,9 @@ fn rows_of(index: u32) -> Rows {
     let row = 4u * (unit % fours) + vec4<u32>(0u, 1u, 2u, 3u);
     let first_head = (sizes.first_row / (sizes.queries * sizes.query_heads)) * sizes.kv_heads;
     let head = first_head + kv_head;
-    let queries = row / sizes.group;
-    let rows = (head * sizes.group + row % sizes.group) * sizes.queries + queries;
+    // One by one: naga's text for a quotient of vectors is none that Metal is sure to take.
+    let queries = vec4<u32>(row.x / sizes.group, row.y / sizes.group, row.z / sizes.group, row.w / sizes.group);
+    let rows = (head * sizes.group + row - queries * sizes.group) * sizes.queries + queries;
     let sketch = (head * fours + unit % fours) * SKETCH;
     return Rows(kv_head, sketch, head / sizes.kv_heads, rows, queries, row < vec4<u32>(rows_a_head));
 }

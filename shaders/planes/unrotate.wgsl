@@ -44,7 +44,7 @@ fn gather_splits(base: u32, splits: vec2<u32>, lane: u32) -> vec4<f32> {
     let last = max(splits.y, 1u) - 1u;
     for (var split = splits.x + lane / VALUE_LANES; split < splits.y; split += 4u * GROUPS) {
         let four = min(vec4<u32>(split) + GROUPS * vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
-        let inside = vec4<u32>(split) + GROUPS * vec4<u32>(0u, 1u, 2u, 3u) < splits.yyyy;
+        let inside = vec4<u32>(split) + GROUPS * vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(splits.y);
         let weight = select(vec4<f32>(), vec4<f32>(weights[four.x], weights[four.y], weights[four.z], weights[four.w]), inside);
         sum += weight.x * partials[base + four.x * STRIDE] + weight.y * partials[base + four.y * STRIDE];
         sum += weight.z * partials[base + four.z * STRIDE] + weight.w * partials[base + four.w * STRIDE];
