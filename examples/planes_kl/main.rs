@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The first 4 tokens are exact, all others coded, the most recent ones included. Mean, balance and order come from the
-//! keys from token 4 up to `TOKENS` (128) and from the capture's queries; a rotation has `ROUNDS` (2) rounds.
+//! keys from token 4 up to `TOKENS` (128) and from the capture's queries; a rotation has `ROUNDS` (1) rounds.
 
 mod divergence;
 
@@ -21,7 +21,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let capture = Capture::open(arguments.next().ok_or("wanted a capture, had no argument")?)?;
     let known = arguments.next().map_or(Ok(CALIBRATION_TOKENS), |tokens| tokens.parse())?;
-    let rounds = arguments.next().map_or(Ok(2), |rounds| rounds.parse())?;
+    let rounds = arguments.next().map_or(Ok(PlanesOptions::default().rounds), |rounds| rounds.parse())?;
     let options = PlanesOptions::default().sinks(SINKS as u32).rounds(rounds);
     let planes = [
         ("1 plane", options.key_planes(1)),

@@ -46,7 +46,7 @@ fn load_mean(first: u32, tile: u32, lane: u32) {
 }
 
 // What a pair adds to q . mu of four tokens, A cos + B sin: the angle of a lane's first one, turned on by one, two and three
-// positions. A table of all tokens' angles would be four times as many bytes, each from beyond the first cache.
+// positions. A table of all tokens' angles would be four times as many bytes.
 fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
     let near = angles[params.tile_angles_at + 2u * pair];
     let far = angles[params.tile_angles_at + 2u * pair + 1u];

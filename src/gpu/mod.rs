@@ -140,8 +140,7 @@ impl Gpu {
     }
 
     /// A storage buffer of at least `bytes` for what one call writes before it reads it. Calls share it: what a queue executes,
-    /// it executes in order, and a call is recorded as a whole. A new buffer would be cleared first, which takes longer than
-    /// filling it.
+    /// it executes in order, and a call is recorded as a whole. Megabytes would else be made, and cleared by wgpu, for each.
     pub(crate) fn scratch(&self, label: &'static str, bytes: u64) -> Result<wgpu::Buffer> {
         if let Some(held) = lock(&self.shared.scratch).get(label).filter(|held| held.size() >= bytes) {
             return Ok(held.clone());
