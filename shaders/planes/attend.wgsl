@@ -27,6 +27,9 @@ struct Params {
 
 // VALUE_LANES invocations cover a row of values, four channels each; VALUE_GROUPS of them take turns at groups of 32 tokens.
 const VALUE_GROUPS: u32 = WORKGROUP / VALUE_LANES;
+// The code that stands for 0, and what a step between codes counts: levels are odd, but for bytes.
+const MIDDLE: f32 = select(0.5 * f32((1u << VALUE_PLANES) - 1u), 128.0, VALUE_PLANES == 8u);
+const STEP: f32 = select(2.0, 1.0, VALUE_PLANES == 8u);
 // The least that a value's scalar counts as where weights are measured: f16's smallest number.
 const LEAST_NU: f32 = 5.9604645e-8;
 
@@ -52,6 +55,11 @@ fn value_words(kv_head: u32, group: u32, lane: u32) -> Words {
     }
     if (VALUE_PLANES > 4u) {
         words.e = values[at + 4u * VALUE_FOURS];
+    }
+    if (VALUE_PLANES == 8u) {
+        words.f = values[at + 5u * VALUE_FOURS];
+        words.g = values[at + 6u * VALUE_FOURS];
+        words.h = values[at + 7u * VALUE_FOURS];
     }
     return words;
 }
@@ -140,7 +148,7 @@ fn store_row(row: u32, split: u32, exists: bool, own: vec3<f32>, sums: vec4<f32>
     let base = (row * params.attention.all_splits + params.attention.first_split + split) * (1u + VALUE_FOURS);
     if (exists && base + VALUE_FOURS < arrayLength(&partials)) {
         if (lane < VALUE_FOURS) {
-            partials[base + 1u + lane] = 2.0 * (total - own.z);
+            partials[base + 1u + lane] = STEP * (total - own.z);
         }
         if (lane == 0u) {
             partials[base] = vec4<f32>(own.x, own.y, 0.0, 0.0);

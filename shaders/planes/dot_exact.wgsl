@@ -1,15 +1,15 @@
 // Codes of keys times rotated queries in f32: four tokens a lane (columns), four query rows a workgroup (components).
 
-var<workgroup> query: array<vec4<f32>, select(QUERY_CHANNELS, 1u, STAYS)>;
+var<workgroup> query: array<vec4<f32>, select(QUERY_CHANNELS, 1u, QUERY_STAYS)>;
 
 fn load_query(first: u32, lane: u32) {
-    for (var i = lane; i < QUERY_CHANNELS && !STAYS; i += WORKGROUP) {
+    for (var i = lane; i < QUERY_CHANNELS && !QUERY_STAYS; i += WORKGROUP) {
         query[i] = sketch(first + i);
     }
 }
 
 fn query_channel(first: u32, channel: u32) -> vec4<f32> {
-    if (STAYS) {
+    if (QUERY_STAYS) {
         return sketch(first + channel);
     }
     return query[min(channel, QUERY_CHANNELS - 1u)];

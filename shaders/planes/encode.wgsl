@@ -18,19 +18,11 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(2) var<storage, read> channels: array<Channel>;
-@group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read_write> coded: array<u32>;
 @group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
-@group(0) @binding(5) var<storage, read> positions: array<u32>;
 
 const ROW_WORDS: u32 = FIRST_WORDS + SECOND_WORDS;
 
 var<workgroup> packed: array<atomic<u32>, 2u * ROW_WORDS>;
-
-fn turn_at(index: u32) -> vec2<f32> {
-    return angles[index];
-}
 
 fn raw_number(row: u32, channel: u32) -> f32 {
     let at = view_row(params.view, row) + channel;
@@ -42,31 +34,11 @@ fn raw_is_finite(row: u32, channel: u32) -> bool {
     return element_is_finite(input[word_index(at)], at);
 }
 
-// The mean of a channel at a token.
-fn mean_at(head: u32, token: u32, at: Channel) -> f32 {
-    if (CENTRING == PRE_ROPE) {
-        var position = params.position + token;
-        if (params.consecutive == 0u) {
-            position = positions[(head / params.view.heads) * params.view.tokens + token];
-        }
-        let turn = angle(position, at.pair);
-        return at.mean * turn.x + at.turned * turn.y;
-    }
-    if (CENTRING == BLOCK_MEAN) {
-        let blocks = (params.view.tokens + params.block - 1u) / params.block;
-        let row = (head * blocks + token / params.block) * MEAN_WORDS;
-        let both = unpack2x16float(coded[params.means_at + row + at.channel / 2u]);
-        return select(both.x, both.y, (at.channel & 1u) == 1u);
-    }
-    return 0.0;
-}
-
 // Channel `i` in coded order, centred and balanced.
 fn centred(row: u32, i: u32) -> f32 {
     let view = params.view;
     let head = row / view.tokens;
-    let tables = (head / view.heads) * params.set_heads + head % view.heads;
-    let at = channels[tables * HEAD_DIM + i];
+    let at = channels[table_of(head) + i];
     return (raw_number(row, at.channel) - mean_at(head, row % view.tokens, at)) * (1.0 / at.sigma);
 }
 

@@ -3,15 +3,15 @@
 const MEAN_ROWS: u32 = select(2u * PAIRS, HEAD_DIM, CENTRING == BLOCK_MEAN);
 
 // A and B of every pair, turned to the position of the tile's first token where the others follow it; or the queries.
-const MEAN_ROOM: u32 = select(MEAN_ROWS, 1u, STAYS || CENTRING == UNCENTRED);
+const MEAN_ROOM: u32 = select(MEAN_ROWS, 1u, MEAN_STAYS || CENTRING == UNCENTRED);
 var<workgroup> mean_query: array<vec4<f32>, MEAN_ROOM>;
 
 fn mean_turns() -> bool {
-    return CENTRING == PRE_ROPE && !STAYS && params.attention.consecutive == 1u;
+    return CENTRING == PRE_ROPE && !MEAN_STAYS && params.attention.consecutive == 1u;
 }
 
 fn mean_channel(first: u32, at: u32) -> vec4<f32> {
-    if (STAYS || CENTRING == UNCENTRED) {
+    if (MEAN_STAYS || CENTRING == UNCENTRED) {
         return sketch(first + MEAN_AT + at);
     }
     return mean_query[at];
@@ -27,7 +27,7 @@ fn position_of(kv_head: u32, token: u32) -> u32 {
 
 // Before each tile, between barriers.
 fn load_mean(first: u32, tile: u32, lane: u32) {
-    if (STAYS || CENTRING == UNCENTRED) {
+    if (MEAN_STAYS || CENTRING == UNCENTRED) {
         return;
     }
     if (!mean_turns()) {

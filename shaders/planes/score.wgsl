@@ -4,8 +4,11 @@
 // vec4s of one word of 32 groups, and tokens of a tile of a workgroup.
 const TILE_FOURS: u32 = 8u;
 const TILE_TOKENS: u32 = 4u * WORKGROUP;
-// Where queries in workgroup memory would not leave room for the rest, they are read from where `project` left them.
-const STAYS: bool = HEAD_DIM > 128u && (HEAD_DIM > 256u || WORKGROUP > 64u);
+// Where what the mean needs would not leave room for the rest in workgroup memory, it is read from where `project` left it; and so
+// is S q or R q, beside it and the weights of a tile.
+const MEAN_STAYS: bool = HEAD_DIM > 128u && (HEAD_DIM > 256u || WORKGROUP > 64u);
+const WEIGHTS_BYTES: u32 = 16u * (TILE_TOKENS + WORKGROUP);
+const QUERY_STAYS: bool = MEAN_STAYS || 16u * (QUERY_CHANNELS + HEAD_DIM + 2u) + WEIGHTS_BYTES > 15360u;
 const ROW_WORDS: u32 = FIRST_GROUPS * FIRST_PLANES + SECOND_GROUPS * SECOND_PLANES;
 
 fn sketch(at: u32) -> vec4<f32> {

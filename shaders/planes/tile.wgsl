@@ -40,28 +40,32 @@ fn code(row: u32, word_base: u32, i: u32, planes: u32) -> u32 {
     return code & ((1u << planes) - 1u);
 }
 
-// Where a word of a group of codes of `planes` bits has its fields: their width, the first bit of a code that they hold, and how
-// many eights of codes a word holds of them.
+// Where a word of a group of codes of `planes` bits has its fields: their width, the first bit of a code that they hold, and the
+// codes of which a word holds them.
 struct Field {
     width: u32,
     low: u32,
-    first_eight: u32,
-    eights: u32,
+    first: u32,
+    codes: u32,
 }
 
 fn field(word: u32, planes: u32) -> Field {
+    if (planes == 8u) {
+        return Field(8u, 0u, 4u * word, 4u);
+    }
     if (planes >= 4u && word < 4u) {
-        return Field(4u, 0u, word, 1u);
+        return Field(4u, 0u, 8u * word, 8u);
     }
     if (planes < 4u && word < (planes / 2u) * 2u) {
-        return Field(2u, 0u, 2u * word, 2u);
+        return Field(2u, 0u, 16u * word, 16u);
     }
-    return Field(1u, planes - 1u, 0u, 4u);
+    return Field(1u, planes - 1u, 0u, 32u);
 }
 
 // The bit of a word at which a field has code `i` of its group.
 fn field_bit(field: Field, i: u32) -> u32 {
-    return 8u * (i & 3u) + 4u * ((i >> 2u) & 1u) + field.width * ((i >> 3u) - field.first_eight);
+    let in_byte = 4u * ((i >> 2u) & 1u) + field.width * ((i - field.first) >> 3u);
+    return 8u * (i & 3u) + select(in_byte, 0u, field.width == 8u);
 }
 
 fn put(at: u32, bits: u32, mask: u32) {
@@ -80,7 +84,7 @@ fn put_code_word(head: u32, tile: u32, word: u32, column: u32) {
     let at = field(word_in_segment % max(planes, 1u), planes);
     var bits = 0u;
     var mask = 0u;
-    for (var i = 8u * at.first_eight; i < 8u * (at.first_eight + at.eights); i++) {
+    for (var i = at.first; i < at.first + at.codes; i++) {
         let token = 32u * tile + select(i, column, IS_KEYS);
         let channel = select(column, 32u * (word_in_segment / max(planes, 1u)) + i, IS_KEYS);
         let shift = field_bit(at, i);
@@ -89,7 +93,8 @@ fn put_code_word(head: u32, tile: u32, word: u32, column: u32) {
             if (channel < channels) {
                 let row = head * params.tokens + token - params.first;
                 let field_bits = (code(row, base, channel, planes) >> at.low) & ((1u << at.width) - 1u);
-                bits |= field_bits << shift;
+                // Signed bytes stand 128 higher, so that attention takes all codes alike.
+                bits |= (field_bits ^ select(0u, 0x80u, planes == 8u)) << shift;
             }
         }
     }

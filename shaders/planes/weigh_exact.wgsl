@@ -3,8 +3,6 @@
 // Of each token of a tile: the weight of each row, nu included.
 var<workgroup> weights: array<vec4<f32>, TILE_TOKENS>;
 
-const MIDDLE: f32 = 0.5 * f32((1u << VALUE_PLANES) - 1u);
-
 // Leaves the weights of a lane's four tokens (columns) for everyone. Codes are centred one by one, so that nothing is left to
 // subtract.
 fn share_weights(four: mat4x4<f32>, lane: u32) -> vec4<f32> {
@@ -25,7 +23,7 @@ fn add_values(sums: mat4x4<f32>, codes: vec4<u32>, token: u32) -> mat4x4<f32> {
     return next;
 }
 
-// Sums over the tile's tokens before `last` of weights times (c - (2^b - 1) / 2).
+// Sums over the tile's tokens before `last` of weights times (c - MIDDLE).
 fn weigh_tile(kv_head: u32, tile: u32, last: u32, lane: u32) -> mat4x4<f32> {
     var sums = mat4x4<f32>();
     for (var group = lane / VALUE_LANES; 32u * group < min(TILE_TOKENS, last - tile); group += VALUE_GROUPS) {

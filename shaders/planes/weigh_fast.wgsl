@@ -3,15 +3,15 @@
 // Of four tokens that follow each other: the weights of each row (components) in the bytes of a word.
 var<workgroup> weights: array<vec4<u32>, WORKGROUP>;
 
-// Leaves the weights of a lane's four tokens (columns), from 0 to 1, in steps of 1/255 for everyone. Returns (2^b - 1) / 2 times
-// their sum as rounded, which is what codes' mean has too much.
+// Leaves the weights of a lane's four tokens (columns), from 0 to 1, in steps of 1/255 for everyone. Returns MIDDLE times their
+// sum as rounded, which is what codes' mean has too much.
 fn share_weights(four: mat4x4<f32>, lane: u32) -> vec4<f32> {
     let a = rounded(four[0]);
     let b = rounded(four[1]);
     let c = rounded(four[2]);
     let d = rounded(four[3]);
     weights[lane] = a | (b << vec4<u32>(8u)) | (c << vec4<u32>(16u)) | (d << vec4<u32>(24u));
-    return (0.5 / 255.0) * f32((1u << VALUE_PLANES) - 1u) * vec4<f32>(a + b + c + d);
+    return (MIDDLE / 255.0) * vec4<f32>(a + b + c + d);
 }
 
 fn rounded(weight: vec4<f32>) -> vec4<u32> {

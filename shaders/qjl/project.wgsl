@@ -1,40 +1,54 @@
-// Queries as S q in f32, two rows a workgroup. After a row's SKETCH_DIM numbers stands 1, or 0 where the query holds a
-// non-finite number (its numbers are then zeros). Twin: qjl::cpu::project.
+// Queries as S q, made ready to be scored against sketched keys, two rows a workgroup; planes/sketch.wgsl lists what is left of each.
+// A sign stands for FACTOR nu, so that FACTOR is put into the query. Twin: qjl::planes::cpu::project.
 
-struct Params {
-    view: View,
-    // The row that the view's first becomes.
-    first_row: u32,
+var<workgroup> work: array<vec2<f32>, HEAD_DIM>;
+
+// Queries are sketched as they are; only keys have a mean.
+fn source_mean(row: u32, channel: u32) -> f32 {
+    return 0.0;
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(3) var<storage, read_write> sketches: array<f32>;
+// Number `i` of a row as it has been put, which a barrier makes known.
+fn part_of_row(row: u32, i: u32) -> f32 {
+    return bitcast<f32>(sketches[min(place_of_row(row, i), arrayLength(&sketches) - 1u)]);
+}
 
-fn store(row: u32, at: u32, number: f32) {
-    let index = (params.first_row + row) * (SKETCH_DIM + 1u) + at;
-    if (row < params.view.rows && index < arrayLength(&sketches)) {
-        sketches[index] = number;
+// Everything but S q of one of the two rows, whose numbers sum up to `sum`.
+fn put_rest(row: u32, sum: f32, finite: bool, lane: u32) {
+    let readable = min(row, params.view.rows - 1u);
+    put_groups(row, 0u, GROUPS, lane);
+    if (lane == 0u) {
+        put(row, MINUS_AT, sum);
+        put(row, MINUS_AT + 1u, 0.0);
+        put(row, FINITE_AT, select(0.0, 1.0, finite));
     }
+    put_mean(row, readable, table_of(readable), finite, lane);
 }
 
 @compute @workgroup_size(WORKGROUP)
 fn project(place: Place, id: Invocation) {
     let lane = lane_of(id);
     let pair = load_row_pair(2u * linear_workgroup(place), lane);
+    var sums = vec4<f32>();
     for (var block = 0u; block < BLOCKS; block++) {
         project_block(block, lane);
         for (var i = lane; i < BLOCK; i += WORKGROUP) {
             let bit = block * BLOCK + i;
             if (bit < SKETCH_DIM) {
-                store(pair.rows.x, bit, projected[i].x);
-                store(pair.rows.y, bit, projected[i].y);
+                let numbers = FACTOR * projected[i];
+                sums += vec4<f32>(numbers, 0.0, 0.0);
+                put(pair.rows.x, bit, 2.0 * numbers.x);
+                put(pair.rows.y, bit, 2.0 * numbers.y);
             }
         }
         workgroupBarrier();
     }
-    if (lane == 0u) {
-        store(pair.rows.x, SKETCH_DIM, select(0.0, 1.0, pair.finite.x));
-        store(pair.rows.y, SKETCH_DIM, select(0.0, 1.0, pair.finite.y));
+    for (var i = SKETCH_DIM + lane; i < QUERY_CHANNELS; i += WORKGROUP) {
+        put(pair.rows.x, i, 0.0);
+        put(pair.rows.y, i, 0.0);
     }
+    sums = row_sum(sums, lane);
+    storageBarrier();
+    put_rest(pair.rows.x, sums.x, pair.finite.x, lane);
+    put_rest(pair.rows.y, sums.y, pair.finite.y, lane);
 }

@@ -4,7 +4,7 @@ const BLOCK: u32 = HEAD_DIM;
 const BLOCKS: u32 = (SKETCH_DIM + BLOCK - 1u) / BLOCK;
 const SIGN_WORDS: u32 = (HEAD_DIM + 31u) / 32u;
 
-@group(0) @binding(2) var<storage, read> projection: array<u32>;
+@group(0) @binding(3) var<storage, read> projection: array<u32>;
 
 var<workgroup> source: array<vec2<f32>, HEAD_DIM>;
 var<workgroup> projected: array<vec2<f32>, BLOCK>;

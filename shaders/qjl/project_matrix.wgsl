@@ -3,7 +3,7 @@
 const BLOCK: u32 = WORKGROUP;
 const BLOCKS: u32 = (SKETCH_DIM + BLOCK - 1u) / BLOCK;
 
-@group(0) @binding(2) var<storage, read> projection: array<f32>;
+@group(0) @binding(3) var<storage, read> projection: array<f32>;
 
 var<workgroup> source: array<vec2<f32>, HEAD_DIM>;
 var<workgroup> projected: array<vec2<f32>, BLOCK>;

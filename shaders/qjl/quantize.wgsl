@@ -1,26 +1,36 @@
-// Sketches keys: sign bits of S k and one scalar nu, two rows a workgroup, so that their f16 scalars share a word.
-// Twin: qjl::cpu::quantize.
+// Sketches keys, less their mean where they have one: sign bits of S k and one scalar nu, row after row; planes/tile.wgsl takes them
+// from there. Two rows a workgroup, so that their f16 scalars share a word. Twin: qjl::cpu::quantize.
 
 struct Params {
     view: View,
-    // Tokens that the store has room for, and the one of it that the first row's becomes; both even, or all rows of the view.
-    capacity: u32,
-    first: u32,
+    // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
+    set_heads: u32,
+    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the signs of the rows.
+    fine_at: u32,
+    scales_at: u32,
+    means_at: u32,
+    // Tokens of a block mean.
+    block: u32,
+    // The position of the first token, where those of the others follow it.
+    position: u32,
+    consecutive: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(3) var<storage, read_write> words: array<u32>;
-@group(0) @binding(4) var<storage, read_write> scales: array<u32>;
-@group(0) @binding(5) var<storage, read_write> status: array<atomic<u32>, 3>;
+@group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
 
 const SKETCH_WORDS: u32 = (SKETCH_DIM + 31u) / 32u;
 
 var<workgroup> bits: array<atomic<u32>, 2u * SKETCH_WORDS>;
 
-// The row of the store that a row becomes.
-fn stored_row(row: u32) -> u32 {
-    return (row / params.view.tokens) * params.capacity + params.first + row % params.view.tokens;
+// The mean of a key's channel.
+fn source_mean(row: u32, channel: u32) -> f32 {
+    if (CENTRING == UNCENTRED) {
+        return 0.0;
+    }
+    let head = row / params.view.tokens;
+    return mean_at(head, row % params.view.tokens, channels[table_of(head) + channel]);
 }
 
 // nu of both rows from the sums of |y| and y^2 and of squares of the rows over their peaks.
@@ -69,15 +79,15 @@ fn quantize(place: Place, id: Invocation) {
 
     for (var i = lane; i < 2u * SKETCH_WORDS; i += WORKGROUP) {
         let second = i >= SKETCH_WORDS;
-        let at = stored_row(select(pair.rows.x, pair.rows.y, second)) * SKETCH_WORDS + i % SKETCH_WORDS;
-        if (select(pair.inside.x, pair.inside.y, second) && at < arrayLength(&words)) {
-            words[at] = select(0u, atomicLoad(&bits[i]), select(pair.finite.x, pair.finite.y, second));
+        let at = select(pair.rows.x, pair.rows.y, second) * SKETCH_WORDS + i % SKETCH_WORDS;
+        if (select(pair.inside.x, pair.inside.y, second) && at < arrayLength(&coded)) {
+            coded[at] = select(0u, atomicLoad(&bits[i]), select(pair.finite.x, pair.finite.y, second));
         }
     }
     if (lane == 0u && pair.inside.x) {
         let scale = key_scales(pair, sums.xy, sums.zw, lengths.xy);
         let low = stored_scale(scale.x, 0.0, pair.finite.x, pair.peaks.x == 0.0, true);
         let high = stored_scale(scale.y, 0.0, pair.finite.y, pair.peaks.y == 0.0, pair.inside.y);
-        scales[stored_row(first) / 2u] = low | (high << 16u);
+        coded[params.scales_at + first / 2u] = low | (high << 16u);
     }
 }

@@ -1,18 +1,16 @@
-// Codes value rows in 8 bits with an f16 scale. LANES invocations share a row; a workgroup's rows start at an even one, so
+// Codes value rows in 8 bits with an f16 scale, row after row; planes/tile.wgsl takes them from there. LANES invocations share a row; a workgroup's rows start at an even one, so
 // that two scales share a word. Twin: qjl::cpu::quantize_values.
 
 struct Params {
     view: View,
-    // Tokens that the store has room for, and the one of it that the first row's becomes; both even, or all rows of the view.
-    capacity: u32,
-    first: u32,
+    // Where the scales follow the codes of the rows.
+    scales_at: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(2) var<storage, read_write> words: array<u32>;
-@group(0) @binding(3) var<storage, read_write> scales: array<u32>;
-@group(0) @binding(4) var<storage, read_write> status: array<atomic<u32>, 3>;
+@group(0) @binding(2) var<storage, read_write> coded: array<u32>;
+@group(0) @binding(3) var<storage, read_write> status: array<atomic<u32>, 3>;
 
 const ROWS: u32 = WORKGROUP / LANES;
 const VALUE_WORDS: u32 = (HEAD_DIM + 3u) / 4u;
@@ -20,11 +18,6 @@ const MIN_VALUE_SCALE: f32 = 6.1035156e-5;
 const MAX_CODE: f32 = 127.0;
 
 var<workgroup> stored: array<u32, ROWS>;
-
-// The row of the store that a row becomes.
-fn stored_row(row: u32) -> u32 {
-    return (row / params.view.tokens) * params.capacity + params.first + row % params.view.tokens;
-}
 
 fn code(x: f32, scale: f32) -> u32 {
     return u32(i32(clamp(round(x / scale), -MAX_CODE, MAX_CODE))) & 0xffu;
@@ -52,21 +45,21 @@ fn quantize_values(place: Place, id: Invocation) {
     }
     workgroupBarrier();
     let scale = unpack2x16float(stored[local_row]).x;
-    let coded = finite && peaks.x > 0.0;
+    let is_coded = finite && peaks.x > 0.0;
     for (var word = lane % LANES; word < VALUE_WORDS; word += LANES) {
         var bits = 0u;
         for (var i = 0u; i < 4u; i++) {
             let channel = 4u * word + i;
-            if (coded && channel < HEAD_DIM) {
+            if (is_coded && channel < HEAD_DIM) {
                 bits |= code(element(input[word_index(start + channel)], start + channel), scale) << (8u * i);
             }
         }
-        let at = stored_row(row) * VALUE_WORDS + word;
-        if (row < params.view.rows && at < arrayLength(&words)) {
-            words[at] = bits;
+        let at = row * VALUE_WORDS + word;
+        if (row < params.view.rows && at < arrayLength(&coded)) {
+            coded[at] = bits;
         }
     }
     if (lane < ROWS / 2u && first + 2u * lane < params.view.rows) {
-        scales[stored_row(first + 2u * lane) / 2u] = stored[2u * lane] | (stored[2u * lane + 1u] << 16u);
+        coded[params.scales_at + first / 2u + lane] = stored[2u * lane] | (stored[2u * lane + 1u] << 16u);
     }
 }

@@ -1,4 +1,5 @@
-// Loading two rows of a host's tensor for projecting, and what they are.
+// Loading two rows of a host's tensor for projecting, and what they are. The kernel declares `source_mean(row, channel)`, what is
+// taken off a number first.
 
 // Two rows: their indices, whether they are rows of the tensor, whether they are finite, and their largest magnitudes.
 struct RowPair {
@@ -8,7 +9,7 @@ struct RowPair {
     peaks: vec2<f32>,
 }
 
-// Fills `source` with both rows, zeros where a row is outside or not finite.
+// Fills `source` with both rows less their means, zeros where a row is outside or not finite.
 fn load_row_pair(first: u32, lane: u32) -> RowPair {
     let rows = vec2<u32>(first, first + 1u);
     let last = vec2<u32>(params.view.rows - 1u);
@@ -18,7 +19,8 @@ fn load_row_pair(first: u32, lane: u32) -> RowPair {
         let at = starts + channel;
         let words = vec2<u32>(input[word_index(at.x)], input[word_index(at.y)]);
         let finite = vec2<bool>(element_is_finite(words.x, at.x), element_is_finite(words.y, at.y));
-        let both = select(vec2<f32>(), vec2<f32>(element(words.x, at.x), element(words.y, at.y)), finite);
+        let means = vec2<f32>(source_mean(min(rows.x, last.x), channel), source_mean(min(rows.y, last.y), channel));
+        let both = select(vec2<f32>(), vec2<f32>(element(words.x, at.x), element(words.y, at.y)) - means, finite);
         source[channel] = both;
         peaks = max(peaks, vec4<f32>(abs(both), select(vec2<f32>(1.0), vec2<f32>(), finite)));
     }

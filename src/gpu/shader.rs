@@ -40,8 +40,6 @@ pub(crate) enum Kernel {
     Quantize,
     QuantizeValues,
     Project,
-    Scores,
-    Attend,
     Append,
     Exact,
     ExactScores,
@@ -113,15 +111,11 @@ impl Kernel {
             }
             Self::GroupMerge => &spec!("minicache", "group_merge", 128, &[Uniform, Read, Read, Read, Write]),
             Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Write]),
-            Self::Quantize => &spec!("qjl", "quantize", 128, &[Uniform, Read, Read, Write, Write, Write]),
-            Self::QuantizeValues => {
-                &spec!("qjl", "quantize_values", 128, &[Uniform, Read, Write, Write, Write])
+            Self::Quantize => {
+                &spec!("qjl", "quantize", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
             }
-            Self::Project => &spec!("qjl", "project", 128, &[Uniform, Read, Read, Write]),
-            Self::Scores => &spec!("qjl", "scores", 128, &[Uniform, Read, Read, Read, Write]),
-            Self::Attend => {
-                &spec!("qjl", "attend", 128, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
-            }
+            Self::QuantizeValues => &spec!("qjl", "quantize_values", 128, &[Uniform, Read, Write, Write]),
+            Self::Project => &spec!("qjl", "project", 128, &[Uniform, Read, Read, Read, Write]),
             Self::ExactScores => &spec!("attention", "exact_scores", 128, &[Uniform, Read, Read, Write]),
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
@@ -170,9 +164,10 @@ pub(crate) enum Module {
     ProjectHadamard,
     RowPair,
     Scale,
-    SketchDot,
     PlaneChannel,
     PlaneAngle,
+    PlaneCentre,
+    PlanePrepare,
     PlaneRotate,
     PlaneQuads,
     PlaneSketch,
@@ -220,9 +215,10 @@ impl Module {
             Self::ProjectHadamard => wgsl!("qjl/project_hadamard"),
             Self::RowPair => wgsl!("qjl/row_pair"),
             Self::Scale => wgsl!("qjl/scale"),
-            Self::SketchDot => wgsl!("qjl/sketch_dot"),
             Self::PlaneChannel => wgsl!("planes/channel"),
             Self::PlaneAngle => wgsl!("planes/angle"),
+            Self::PlaneCentre => wgsl!("planes/centre"),
+            Self::PlanePrepare => wgsl!("planes/prepare"),
             Self::PlaneRotate => wgsl!("planes/rotate"),
             Self::PlaneSketch => wgsl!("planes/sketch"),
             Self::PlaneQuads => wgsl!("planes/quads"),

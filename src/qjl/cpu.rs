@@ -32,21 +32,12 @@ pub fn quantize(keys: &TensorView<'_>, projection: &Projection, scale: KeyScale)
         SketchedKeys { shape, sketch_dim, words: Vec::new(), scale: Vec::new(), status: Counts::default() };
     sketch.words.reserve_exact(shape.rows() * sketch.words_per_row());
     sketch.scale.reserve_exact(shape.rows());
-    let mut row = vec![0.0; shape.dim];
-    let mut y = vec![0.0; sketch_dim];
+    let (mut row, mut rows) = (vec![0.0; shape.dim], SketchRows::new(projection, scale));
     for (b, h, t) in shape.iter_rows() {
         keys.read_row(b, h, t, &mut row);
-        let class = RowClass::of(&row);
-        let nu = if let RowClass::Finite { largest } = class {
-            projection.project(&row, &mut y);
-            key_scale(scale, &row, largest, &y)
-        } else {
-            y.fill(if class == RowClass::Zero { 0.0 } else { -1.0 });
-            0.0
-        };
-        sketch.words.extend(y.chunks(32).map(pack_signs));
-        sketch.scale.push(store_scale(class, nu, 0.0, &mut sketch.status));
+        rows.push(&row, &mut sketch.words, &mut sketch.scale);
     }
+    sketch.status = rows.status;
     Ok(sketch)
 }
 
@@ -78,22 +69,12 @@ pub fn quantize_values(values: &TensorView<'_>) -> Result<QuantizedValues> {
         QuantizedValues { shape, words: Vec::new(), scale: Vec::new(), status: Counts::default() };
     codes.words.reserve_exact(shape.rows() * codes.words_per_row());
     codes.scale.reserve_exact(shape.rows());
-    let mut row = vec![0.0; shape.dim];
+    let (mut row, mut rows) = (vec![0.0; shape.dim], ValueRows::default());
     for (b, h, t) in shape.iter_rows() {
         values.read_row(b, h, t, &mut row);
-        let class = RowClass::of(&row);
-        let largest = if let RowClass::Finite { largest } = class { largest } else { 0.0 };
-        let stored = store_scale(class, largest / MAX_CODE, MIN_VALUE_SCALE, &mut codes.status);
-        let scale = stored.to_f32();
-        let code = |v: f32| match class {
-            RowClass::Finite { .. } => (v / scale).round_ties_even().clamp(-MAX_CODE, MAX_CODE) as i8,
-            RowClass::Zero | RowClass::NonFinite => 0,
-        };
-        codes.words.extend(row.chunks(4).map(|four| {
-            four.iter().rev().fold(0, |word, &v| word << 8 | u32::from(code(v).cast_unsigned()))
-        }));
-        codes.scale.push(stored);
+        rows.push(&row, &mut codes.words, &mut codes.scale);
     }
+    codes.status = rows.status;
     Ok(codes)
 }
 
@@ -132,6 +113,58 @@ pub fn attend(
     geometry.check_values(values.shape)?;
     values.check()?;
     attend_rows(geometry, &queries, &keys, values, lengths, options)
+}
+
+/// Sketches rows one after the other.
+pub(super) struct SketchRows<'a> {
+    projection: &'a Projection,
+    scale: KeyScale,
+    y: Vec<f32>,
+    pub(super) status: Counts,
+}
+
+impl<'a> SketchRows<'a> {
+    pub(super) fn new(projection: &'a Projection, scale: KeyScale) -> Self {
+        Self { projection, scale, y: vec![0.0; projection.sketch_dim()], status: Counts::default() }
+    }
+
+    /// Appends a row's signs and scalar.
+    pub(super) fn push(&mut self, row: &[f32], words: &mut Vec<u32>, scales: &mut Vec<f16>) {
+        let class = RowClass::of(row);
+        let nu = if let RowClass::Finite { largest } = class {
+            self.projection.project(row, &mut self.y);
+            key_scale(self.scale, row, largest, &self.y)
+        } else {
+            self.y.fill(if class == RowClass::Zero { 0.0 } else { -1.0 });
+            0.0
+        };
+        words.extend(self.y.chunks(32).map(pack_signs));
+        scales.push(store_scale(class, nu, 0.0, &mut self.status));
+    }
+}
+
+/// Codes values in bytes one after the other.
+#[derive(Default)]
+pub(super) struct ValueRows {
+    pub(super) status: Counts,
+}
+
+impl ValueRows {
+    /// Appends a row's codes and scale.
+    pub(super) fn push(&mut self, row: &[f32], words: &mut Vec<u32>, scales: &mut Vec<f16>) {
+        let class = RowClass::of(row);
+        let largest = if let RowClass::Finite { largest } = class { largest } else { 0.0 };
+        let stored = store_scale(class, largest / MAX_CODE, MIN_VALUE_SCALE, &mut self.status);
+        let scale = stored.to_f32();
+        let code = |v: f32| match class {
+            RowClass::Finite { .. } => (v / scale).round_ties_even().clamp(-MAX_CODE, MAX_CODE) as i8,
+            RowClass::Zero | RowClass::NonFinite => 0,
+        };
+        words.extend(row.chunks(4).map(|four| {
+            four.iter().rev().fold(0, |word, &v| word << 8 | u32::from(code(v).cast_unsigned()))
+        }));
+        scales.push(stored);
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

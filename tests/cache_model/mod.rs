@@ -11,7 +11,7 @@ use kvfold::qjl::planes::{
     Balance, CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Tables, cpu as planes,
 };
 use kvfold::qjl::{Projection, cpu as sketch};
-use kvfold::rope::Positions;
+use kvfold::rope::{Positions, Rope};
 use kvfold::{DType, Shape, Tensor};
 
 /// One token of one layer: `[heads][dim]` of keys and values, as they were stored.
@@ -133,15 +133,25 @@ impl Model {
         }
     }
 
+    fn rope(&self, layer: usize) -> Option<Rope> {
+        self.options.ropes.get(layer.min(self.options.ropes.len().max(1) - 1)).cloned().flatten()
+    }
+
     fn codec(&self, layer: usize, options: PlanesOptions) -> Codec {
-        let rope = self.options.ropes.get(layer.min(self.options.ropes.len().max(1) - 1)).cloned().flatten();
-        let shape = self.layers[layer];
+        let (rope, shape) = (self.rope(layer), self.layers[layer]);
         Codec::new(options.sinks(0).recent(0), shape.key_dim, shape.value_dim, rope).unwrap()
     }
 
     fn learn(&self, layer: usize, track: &Track) -> Tables {
-        let Coding::Planes(options) = self.options.coding else { panic!("sketches learn nothing") };
-        let codec = self.codec(layer, options);
+        let options = match self.options.coding {
+            Coding::Planes(options) => options,
+            // Sketches have a mean alone.
+            Coding::Sketch(sketch) => {
+                PlanesOptions::default().sinks(sketch.sinks).centring(sketch.centring).balance(Balance::None)
+            }
+            _ => panic!("another coding"),
+        };
+        let rope = self.rope(layer);
         let rows = &track.rows[options.sinks as usize..CALIBRATION_TOKENS];
         let keys: Vec<_> = rows.iter().map(|row| row.rows[0].clone()).collect();
         let keys = tensor(&keys, DType::F32);
@@ -153,10 +163,28 @@ impl Model {
         if let Some(queries) = &queries {
             from = from.queries(queries);
         }
-        if let Some(rope) = codec.rope() {
+        if let Some(rope) = &rope {
             from = from.rope(rope);
         }
         Tables::calibrate(&from, &options).unwrap()
+    }
+
+    /// The mean of keys at these positions, `[kv_heads, tokens, key_dim]`; zeros where a track has none.
+    fn means(&self, layer: usize, track: &Track, positions: &[u32]) -> Vec<f32> {
+        let (shape, rope) = (self.layers[layer], self.rope(layer));
+        let identity = Tables::identity(shape.kv_heads, shape.key_dim);
+        let tables = track.tables.as_ref().unwrap_or(&identity);
+        let mut means = Vec::new();
+        for head in 0..shape.kv_heads {
+            for &position in positions {
+                let mut mean: Vec<f32> = tables.head(0, head).mu.iter().map(|mu| mu.to_f32()).collect();
+                if let Some(rope) = &rope {
+                    rope.rotate(&mut mean, &rope.angles(position));
+                }
+                means.extend(mean);
+            }
+        }
+        means
     }
 
     fn code(&self, layer: usize, track: &mut Track, tokens: std::ops::Range<usize>) {
@@ -197,7 +225,13 @@ impl Model {
                     Projection::new(options.projection, shape.key_dim, bits, options.seed).unwrap()
                 };
                 let projection = self.options.projection.clone().unwrap_or_else(drawn);
-                let keys = decoded_sketch(&keys, &projection, options.scale);
+                let means = self.means(layer, track, &positions);
+                let shifted = |keys: &[f32], sign: f32| -> Vec<f32> {
+                    keys.iter().zip(&means).map(|(k, m)| k + sign * m).collect()
+                };
+                let centred = shifted(&keys.view().to_f32(), -1.0);
+                let centred = Tensor::from_f32(&centred, DType::F32, keys.shape()).unwrap();
+                let keys = shifted(&decoded_sketch(&centred, &projection, options.scale), 1.0);
                 let coded = sketch::quantize_values(&values.view()).unwrap();
                 let mut values = sketch::dequantize_values(&coded).unwrap();
                 for (row, scale) in values.chunks_mut(shape.value_dim).zip(&coded.scale) {
@@ -338,7 +372,8 @@ fn needs_tables(options: &CacheOptions) -> bool {
                 || planes.balance != Balance::None
                 || planes.planes_lo.is_some()
         }
-        _ => false,
+        Coding::Sketch(sketch) => sketch.centring == Centring::PreRope,
+        _ => panic!("another coding"),
     }
 }
 

@@ -46,7 +46,7 @@ pub fn settings() -> Vec<Setting> {
         ),
         setting(vec![layer(DType::F32)], CacheOptions::qjl()),
         setting(vec![layer(DType::F16)], CacheOptions::qjl().capacity(5)),
-        setting(both.clone(), CacheOptions::qjl_orth()),
+        setting(both.clone(), CacheOptions::qjl_orth().rope(rope(16, 16))),
         setting(
             both,
             CacheOptions::new(Coding::Sketch(sketch.scale(KeyScale::Unbiased))).capacity(77).pin_sinks(true),
@@ -55,7 +55,7 @@ pub fn settings() -> Vec<Setting> {
     let mut odd = setting(vec![layer(DType::F32)], planes(small).rope(rope(16, 16)));
     (odd.odd, odd.sequences, odd.queries) = (4, 3, false);
     all.push(odd);
-    let mut odd = setting(vec![layer(DType::F16)], CacheOptions::qjl_orth());
+    let mut odd = setting(vec![layer(DType::F16)], CacheOptions::qjl_orth().rope(rope(16, 8)));
     (odd.odd, odd.group) = (4, 3);
     all.push(odd);
     all

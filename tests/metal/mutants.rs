@@ -73,13 +73,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { name: "quantize_sets_bits_too_early", mutation: without_barrier("quantize", 6), build: Plain, test: "quantize_equals_its_twin", says: "" },
     Mutant { name: "quantize_values_scales_too_early", mutation: without_barrier("quantize_values", 4), build: Plain, test: "quantize_values_equals_its_twin", says: "" },
     Mutant { name: "project_reads_a_block_too_early", mutation: without_barrier("project", 4), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
-    Mutant { name: "scores_reads_a_chunk_too_early", mutation: without_barrier("scores", 0), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
+    Mutant { name: "scores_reads_a_query_too_early", mutation: replaced("scores", "    workgroupBarrier();\n    let token = tile", "    let token = tile"), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
     Mutant { name: "attend_weighs_too_early", mutation: without_barrier("attend", 5), build: Plain, test: "attend_equals_the_reference_on_the_stored_codes", says: "" },
     // The same for the race checker, which needs no order that shows it.
     Mutant { name: "similarity_races_for_a_sum", mutation: without_barrier("similarity", 0), build: Race, test: "similarity_equals_its_twin", says: RACE },
     // An invocation leaves before a barrier.
     Mutant { name: "similarity_returns_past_the_last_row", mutation: replaced("similarity", "    let readable = ", "    if (row >= params.rows) { return; }\n    let readable = "), build: Plain, test: "similarity_equals_its_twin", says: "not all invocations reach" },
-    Mutant { name: "scores_returns_past_the_last_token", mutation: replaced("scores", "    var sum = 0.0;\n    for (var chunk", "    if (token >= params.tokens) { return; }\n    var sum = 0.0;\n    for (var chunk"), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "not all invocations reach" },
+    Mutant { name: "scores_returns_past_the_last_token", mutation: replaced("scores", "    load_query(rows.sketch, lane);", "    if (tile + 4u * lane >= params.attention.tokens) { return; }\n    load_query(rows.sketch, lane);"), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "not all invocations reach" },
     // A store past the end, which Metal's text moves to the last element.
     Mutant { name: "retain_stores_past_the_last_page", mutation: replaced("retain", "page < params.pages && id.local_index % PAGE", "id.local_index % PAGE"), build: Plain, test: "one_buffer_may_hold_both_layers", says: "" },
     Mutant { name: "restore_stores_past_the_last_word", mutation: replaced("restore", "word >= params.view.words || at >= arrayLength(&output)", "false"), build: Plain, test: "merge_takes_every_head_dim", says: "" },

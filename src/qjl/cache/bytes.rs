@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::coders::Coders;
+use super::coders::{Coders, row_bits};
 use super::ledger::Ledger;
 
 /// A sum over things that several may share.
@@ -50,16 +50,16 @@ pub(crate) fn payload<B, C, X: Clone + Default, T>(
     coders: &Coders,
     tables: impl Fn(&X) -> Option<*const T>,
 ) -> u64 {
-    let mut bytes: u64 = coders.all.iter().map(super::coders::Coder::bytes).sum();
+    let mut bytes: u64 = coders.all.iter().map(|codec| codec.bytes() as u64).sum();
     for (index, layer) in ledger.layers.iter().enumerate() {
-        let Ok(coder) = coders.get(index) else { continue };
+        let Ok(codec) = coders.get(index) else { continue };
         let (mut coded, mut raw, mut own) = (Seen::default(), Seen::default(), BTreeSet::new());
         for track in ledger.tracks(index) {
             track.visible_coded().for_each(|(block, tokens)| coded.add(&block.codes, tokens.len()));
             track.visible_raw().for_each(|piece| raw.add(piece.rows, piece.tokens));
             own.extend(tables(&track.extra).map(<*const T>::addr));
         }
-        bytes += (coder.row_bits(layer) * (coded.tokens() * layer.kv_heads) as f64 / 8.0).ceil() as u64;
+        bytes += (row_bits(codec) * (coded.tokens() * layer.kv_heads) as f64 / 8.0).ceil() as u64;
         bytes += (raw.tokens() * layer.token_bytes()) as u64;
         let tables = own.len() + usize::from(ledger.options.tables.is_some());
         bytes += (tables * layer.kv_heads * layer.key_dim * TABLE_BYTES) as u64;

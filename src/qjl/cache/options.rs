@@ -27,6 +27,9 @@ pub struct SketchOptions {
     pub rate: f64,
     /// The scalar beside the signs.
     pub scale: KeyScale,
+    /// What is subtracted from keys before they are sketched, and added to scores again: nothing, or a head's mean key before
+    /// RoPE.
+    pub centring: Centring,
     /// First tokens that stay raw.
     pub sinks: u32,
     /// Last tokens that stay raw.
@@ -41,6 +44,7 @@ impl Default for SketchOptions {
             projection: ProjectionKind::Gaussian,
             rate: 1.0,
             scale: KeyScale::Norm,
+            centring: Centring::None,
             sinks: 0,
             recent: 0,
             seed: 42,
@@ -67,6 +71,13 @@ impl SketchOptions {
     #[must_use]
     pub const fn scale(mut self, scale: KeyScale) -> Self {
         self.scale = scale;
+        self
+    }
+
+    /// Sets what is subtracted from keys.
+    #[must_use]
+    pub const fn centring(mut self, centring: Centring) -> Self {
+        self.centring = centring;
         self
     }
 
@@ -141,7 +152,7 @@ impl Coding {
                     || options.balance != Balance::None
                     || options.planes_lo.is_some()
             }
-            Self::Sketch(_) => false,
+            Self::Sketch(options) => options.centring == Centring::PreRope,
         }
     }
 
@@ -232,11 +243,11 @@ impl CacheOptions {
         Self::new(Coding::Sketch(SketchOptions::default()))
     }
 
-    /// QJL's usable form: orthogonal, four bits a channel, 4 sinks and the last 64 tokens raw; keys are not centred.
+    /// QJL's usable form: orthogonal, four bits a channel, keys less their mean before RoPE, 4 sinks and the last 64 tokens raw.
     #[must_use]
     pub fn qjl_orth() -> Self {
         let options = SketchOptions::default().projection(ProjectionKind::Orthogonal).rate(4.0);
-        Self::new(Coding::Sketch(options.sinks(4).recent(64)))
+        Self::new(Coding::Sketch(options.centring(Centring::PreRope).sinks(4).recent(64)))
     }
 
     /// The options of a preset by its name: those of [`Preset`], `qjl` or `qjl-orth`.
@@ -315,8 +326,13 @@ impl CacheOptions {
     /// # Errors
     /// [`Error::Range`] or [`Error::Shape`] naming the option.
     pub(crate) fn check(&self, layers: usize) -> Result<()> {
-        if let Coding::Planes(options) = &self.coding {
-            options.validate()?;
+        match &self.coding {
+            Coding::Planes(options) => options.validate()?,
+            Coding::Sketch(SketchOptions { centring: Centring::BlockMean(block), .. }) => {
+                let want = "none or a mean before RoPE for sketches";
+                return Err(Error::range("centring", want, format_args!("means of {block} tokens")));
+            }
+            Coding::Sketch(_) => (),
         }
         self.coding.units()?;
         if self.ropes.len() > 1 && self.ropes.len() != layers {
@@ -377,7 +393,11 @@ mod tests {
         assert!(CacheOptions::qjl().capacity(0).check(2).is_err());
         assert!(CacheOptions::default().ropes(vec![None; 3]).check(2).is_err());
         assert!(CacheOptions::default().tables(Vec::new()).check(2).is_err());
-        let pinned = CacheOptions::qjl_orth().capacity(4).pin_sinks(true);
+        let sketch = |options| CacheOptions::new(Coding::Sketch(options));
+        let pinned = sketch(SketchOptions::default().sinks(4)).capacity(4).pin_sinks(true);
         assert!(pinned.check(1).unwrap_err().to_string().contains("at least 5"));
+        let blocks = sketch(SketchOptions::default().centring(Centring::BlockMean(64)));
+        let error = blocks.check(1).unwrap_err().to_string();
+        assert!(error.ends_with("a mean before RoPE for sketches, had means of 64 tokens"), "{error}");
     }
 }

@@ -1,39 +1,32 @@
 //! What QJL keeps on the device.
 
-use half::f16;
+use std::sync::Arc;
 
-use super::super::{
-    Counts, KeyScale, Projection, ProjectionKind, QuantizedValues, SketchedKeys, check_projection,
-};
+use super::super::planes::gpu::{CodecBuffer, PlaneBuffer, Side, projection_words};
+use super::super::planes::{Centring, Codec, PlaneCodes, SegmentCodes, Sketch};
+use super::super::{Counts, KeyScale, Projection, QuantizedValues, SketchedKeys, check_projection};
 use crate::error::Result;
-use crate::gpu::{Gpu, ReadBack, words};
-use crate::tensor::{Shape, checked_bytes};
+use crate::gpu::{Gpu, ReadBack};
+use crate::tensor::Shape;
 
 /// A projection on the device: the matrix, transposed, or the signs of Hadamard.
 #[derive(Clone, Debug)]
 pub struct ProjectionBuffer {
-    pub(super) kind: ProjectionKind,
-    pub(super) head_dim: usize,
-    pub(super) sketch_dim: usize,
-    pub(super) factor: f32,
-    /// [`Projection::digest`]: what sketches made with it carry, so that none meets another.
-    pub(super) digest: u64,
-    pub(super) buffer: wgpu::Buffer,
+    pub(super) projection: Arc<Projection>,
+    buffer: wgpu::Buffer,
 }
 
 impl ProjectionBuffer {
     pub(super) fn upload(gpu: &Gpu, projection: &Projection) -> Result<Self> {
-        let (rows, columns) = (projection.sketch_dim(), projection.head_dim());
-        let words: Vec<u32> = match (projection.matrix(), projection.signs()) {
-            (Some(matrix), _) => {
-                let column = |c: usize| matrix.iter().skip(c).step_by(columns).map(|x| x.to_bits());
-                (0..columns).flat_map(column).collect()
-            }
-            (None, signs) => signs.unwrap_or_default().to_vec(),
-        };
+        let words = projection_words(projection);
         let buffer = gpu.upload("projection", bytemuck::cast_slice(&words))?;
-        let (kind, factor, digest) = (projection.kind(), projection.factor(), projection.digest());
-        Ok(Self { kind, head_dim: columns, sketch_dim: rows, factor, digest, buffer })
+        Ok(Self { projection: Arc::new(projection.clone()), buffer })
+    }
+
+    /// The codec of keys that are sketched with this projection and not centred, and of values of so many channels.
+    pub(super) fn codec(&self, scale: KeyScale, value_dim: usize) -> Result<CodecBuffer> {
+        let codec = codec(&self.projection, scale, value_dim)?;
+        Ok(CodecBuffer { codec, rotations: self.buffer.clone() })
     }
 
     /// Bytes of the buffer.
@@ -43,120 +36,42 @@ impl ProjectionBuffer {
     }
 }
 
-/// Codes of a tensor on the device: words and f16 scales, two to a word.
-#[derive(Clone, Debug)]
-pub(in crate::qjl) struct Codes {
-    pub(super) words: wgpu::Buffer,
-    pub(super) scales: wgpu::Buffer,
-    pub(super) status: wgpu::Buffer,
+fn codec(projection: &Arc<Projection>, scale: KeyScale, value_dim: usize) -> Result<Codec> {
+    let sketch = Sketch { projection: Arc::clone(projection), scale };
+    Codec::sketched(sketch, Centring::None, value_dim, None)
 }
 
-impl Codes {
-    pub(super) fn new(gpu: &Gpu, rows: usize, words_per_row: usize) -> Result<Self> {
-        Self::counted(gpu, rows, words_per_row, gpu.storage("status", 12)?)
-    }
-
-    /// Room for rows that are counted in `status`, 12 bytes.
-    fn counted(gpu: &Gpu, rows: usize, words_per_row: usize, status: wgpu::Buffer) -> Result<Self> {
-        Ok(Self {
-            words: gpu.storage("codes", checked_bytes("codes", &[rows, words_per_row], 4)? as u64)?,
-            scales: gpu.storage("scales", (rows.div_ceil(2) * 4) as u64)?,
-            status,
-        })
-    }
-
-    /// The buffers of codes and scales.
-    pub(in crate::qjl) fn stores(&self) -> [&wgpu::Buffer; 2] {
-        [&self.words, &self.scales]
-    }
-
-    fn upload(gpu: &Gpu, words: &[u32], scales: &[f16], status: Counts) -> Result<Self> {
-        let status = [status.non_finite, status.zero, status.overflow];
-        Self::uploaded(gpu, words, scales, gpu.upload("status", bytemuck::cast_slice(&status))?)
-    }
-
-    /// Codes whose status is counted elsewhere.
-    fn uploaded(gpu: &Gpu, words: &[u32], scales: &[f16], status: wgpu::Buffer) -> Result<Self> {
-        Ok(Self {
-            words: gpu.upload("codes", bytemuck::cast_slice(words))?,
-            scales: gpu.upload("scales", bytemuck::cast_slice(scales))?,
-            status,
-        })
-    }
-
-    fn bytes(&self) -> u64 {
-        self.words.size() + self.scales.size()
-    }
-
-    fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
-        let [words, scales, status] =
-            [&self.words, &self.scales, &self.status].map(|buffer| ReadBack::prepare(gpu, &[buffer]));
-        let (words, scales, status) = (words?, scales?, status?);
-        Ok(CodesReadBack {
-            words: words.record(encoder),
-            scales: scales.record(encoder),
-            status: status.record(encoder),
-        })
-    }
+/// The codec of values alone, whatever the keys.
+pub(super) fn values_codec(value_dim: usize) -> Result<Codec> {
+    let smallest = Projection::from_matrix(&[1.0], 1, 1)?;
+    codec(&Arc::new(smallest), KeyScale::Norm, value_dim)
 }
 
 /// Codes on their way to the host.
 #[derive(Debug)]
-pub struct CodesReadBack {
-    words: ReadBack,
-    scales: ReadBack,
-    status: ReadBack,
+pub struct CodesReadBack([ReadBack; 2]);
+
+fn upload(gpu: &Gpu, codes: &PlaneCodes, side: Side) -> Result<PlaneBuffer> {
+    let status = [codes.status.non_finite, codes.status.zero, codes.status.overflow];
+    PlaneBuffer::upload(gpu, codes, side, gpu.upload("status", bytemuck::cast_slice(&status))?)
 }
 
-impl CodesReadBack {
-    async fn parse(self, rows: usize) -> Result<(Vec<u32>, Vec<f16>, Counts)> {
-        let (codes, scales) = (words(&self.words.await?), self.scales.await?);
-        let scales =
-            scales.as_chunks::<2>().0.iter().take(rows).map(|&half| f16::from_le_bytes(half)).collect();
-        let status = words(&self.status.await?);
-        let at = |index: usize| status.get(index).copied().unwrap_or_default();
-        Ok((codes, scales, Counts { non_finite: at(0), zero: at(1), overflow: at(2) }))
-    }
+fn plane_codes(shape: Shape, codec: &Codec, side: Side, stored: SegmentCodes, status: Counts) -> PlaneCodes {
+    let layout = if side == Side::Keys { codec.keys() } else { codec.values() };
+    PlaneCodes { segments: vec![stored], status, ..PlaneCodes::new(shape, layout) }
 }
 
 /// Sketched keys on the device.
 #[derive(Clone, Debug)]
 pub struct SketchedKeyBuffers {
-    pub(super) shape: Shape,
-    pub(super) sketch_dim: usize,
     pub(super) key_scale: KeyScale,
-    /// Digest of the projection that they were sketched with.
+    /// Digest of the projection that they were sketched with, so that they meet no other.
     pub(super) digest: u64,
-    pub(in crate::qjl) codes: Codes,
+    pub(super) sketch_dim: usize,
+    pub(super) codes: PlaneBuffer,
 }
 
 impl SketchedKeyBuffers {
-    /// Copies sketched keys to the device; new ones are counted in `status`, 12 bytes.
-    pub(in crate::qjl) fn uploaded(
-        gpu: &Gpu,
-        keys: &SketchedKeys,
-        projection: &ProjectionBuffer,
-        key_scale: KeyScale,
-        status: wgpu::Buffer,
-    ) -> Result<Self> {
-        let codes = Codes::uploaded(gpu, &keys.words, &keys.scale, status)?;
-        let (sketch_dim, digest) = (keys.sketch_dim, projection.digest);
-        Ok(Self { shape: keys.shape, sketch_dim, key_scale, digest, codes })
-    }
-
-    /// Room for keys that are counted in `status`, 12 bytes.
-    pub(in crate::qjl) fn counted(
-        gpu: &Gpu,
-        shape: Shape,
-        projection: &ProjectionBuffer,
-        key_scale: KeyScale,
-        status: wgpu::Buffer,
-    ) -> Result<Self> {
-        let (sketch_dim, digest) = (projection.sketch_dim, projection.digest);
-        let codes = Codes::counted(gpu, shape.rows(), sketch_dim.div_ceil(32), status)?;
-        Ok(Self { shape, sketch_dim, key_scale, digest, codes })
-    }
-
     /// Copies sketched keys to the device. `projection` and `key_scale` are what they were sketched with.
     ///
     /// # Errors
@@ -169,18 +84,24 @@ impl SketchedKeyBuffers {
     ) -> Result<Self> {
         keys.check()?;
         check_projection(keys.shape, keys.sketch_dim, projection)?;
-        let codes = Codes::upload(gpu, &keys.words, &keys.scale, keys.status)?;
-        let digest = projection.digest();
-        Ok(Self { shape: keys.shape, sketch_dim: keys.sketch_dim, key_scale, digest, codes })
+        let codec = codec(&Arc::new(projection.clone()), key_scale, 1)?;
+        let stored = SegmentCodes { words: keys.words.clone(), nu: keys.scale.clone() };
+        let codes = plane_codes(keys.shape, &codec, Side::Keys, stored, keys.status);
+        Ok(Self {
+            key_scale,
+            digest: projection.digest(),
+            sketch_dim: keys.sketch_dim,
+            codes: upload(gpu, &codes, Side::Keys)?,
+        })
     }
 
     /// Shape of the keys, `[batch, heads, tokens, head_dim]`.
     #[must_use]
     pub const fn shape(&self) -> Shape {
-        self.shape
+        self.codes.shape()
     }
 
-    /// Bytes of the buffers: sign words and scalars.
+    /// Bytes of the buffer: sign words and scalars, in whole tiles of 32 tokens.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.codes.bytes()
@@ -191,7 +112,7 @@ impl SketchedKeyBuffers {
     /// # Errors
     /// As [`ReadBack::schedule`].
     pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
-        self.codes.read_back(gpu, encoder)
+        self.codes.read_back(gpu, encoder).map(CodesReadBack)
     }
 
     /// The sketched keys on the host.
@@ -199,52 +120,39 @@ impl SketchedKeyBuffers {
     /// # Errors
     /// What the read-backs say.
     pub async fn parse(&self, read_back: CodesReadBack) -> Result<SketchedKeys> {
-        let (words, scale, status) = read_back.parse(self.shape.rows()).await?;
-        Ok(SketchedKeys { shape: self.shape, sketch_dim: self.sketch_dim, words, scale, status })
+        let codes = self.codes.parse(read_back.0).await?;
+        let (shape, status, sketch_dim) = (codes.shape, codes.status, self.sketch_dim);
+        let stored = codes.segments.into_iter().next().unwrap_or_default();
+        Ok(SketchedKeys { shape, sketch_dim, words: stored.words, scale: stored.nu, status })
     }
 }
 
 /// Coded values on the device.
 #[derive(Clone, Debug)]
 pub struct QuantizedValueBuffers {
-    pub(super) shape: Shape,
-    pub(in crate::qjl) codes: Codes,
+    pub(super) codes: PlaneBuffer,
 }
 
 impl QuantizedValueBuffers {
-    /// Copies coded values to the device; new ones are counted in `status`, 12 bytes.
-    pub(in crate::qjl) fn uploaded(
-        gpu: &Gpu,
-        values: &QuantizedValues,
-        status: wgpu::Buffer,
-    ) -> Result<Self> {
-        Ok(Self { shape: values.shape, codes: Codes::uploaded(gpu, &values.words, &values.scale, status)? })
-    }
-
-    /// Room for values that are counted in `status`, 12 bytes.
-    pub(in crate::qjl) fn counted(gpu: &Gpu, shape: Shape, status: wgpu::Buffer) -> Result<Self> {
-        Ok(Self { shape, codes: Codes::counted(gpu, shape.rows(), shape.dim.div_ceil(4), status)? })
-    }
-
     /// Copies coded values to the device.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) when words and scales do not fit the shape, as [`Gpu::upload`].
     pub fn upload(gpu: &Gpu, values: &QuantizedValues) -> Result<Self> {
         values.check()?;
-        Ok(Self {
-            shape: values.shape,
-            codes: Codes::upload(gpu, &values.words, &values.scale, values.status)?,
-        })
+        let codec = values_codec(values.shape.dim)?;
+        let stored = SegmentCodes { words: values.words.clone(), nu: values.scale.clone() };
+        let codes = plane_codes(values.shape, &codec, Side::Values, stored, values.status);
+        Ok(Self { codes: upload(gpu, &codes, Side::Values)? })
     }
 
     /// Shape of the values, `[batch, heads, tokens, value_dim]`.
     #[must_use]
     pub const fn shape(&self) -> Shape {
-        self.shape
+        self.codes.shape()
     }
 
-    /// Bytes of the buffers: code words and scales.
+    /// Bytes of the buffer: code words and scales, in whole tiles of 32 tokens.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.codes.bytes()
@@ -255,7 +163,7 @@ impl QuantizedValueBuffers {
     /// # Errors
     /// As [`ReadBack::schedule`].
     pub fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesReadBack> {
-        self.codes.read_back(gpu, encoder)
+        self.codes.read_back(gpu, encoder).map(CodesReadBack)
     }
 
     /// The coded values on the host.
@@ -263,7 +171,9 @@ impl QuantizedValueBuffers {
     /// # Errors
     /// What the read-backs say.
     pub async fn parse(&self, read_back: CodesReadBack) -> Result<QuantizedValues> {
-        let (words, scale, status) = read_back.parse(self.shape.rows()).await?;
-        Ok(QuantizedValues { shape: self.shape, words, scale, status })
+        let codes = self.codes.parse(read_back.0).await?;
+        let (shape, status) = (codes.shape, codes.status);
+        let stored = codes.segments.into_iter().next().unwrap_or_default();
+        Ok(QuantizedValues { shape, words: stored.words, scale: stored.nu, status })
     }
 }

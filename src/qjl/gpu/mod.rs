@@ -1,24 +1,32 @@
 //! QJL on the GPU: each private function records the kernel of the same name in `shaders/qjl/`.
 
 mod buffers;
-mod params;
 mod variants;
 
 pub use buffers::{CodesReadBack, ProjectionBuffer, QuantizedValueBuffers, SketchedKeyBuffers};
 pub(crate) use variants::variants;
 
-use buffers::Codes;
-use params::{AttendParams, ProjectParams, QuantizeParams, ScoresParams};
-use variants::{
-    VALUE_ROW_LANES, WORKGROUP, attend_variant, projecting_variant, quantize_values_variant, scores_variant,
-};
+use bytemuck::{Pod, Zeroable};
+use variants::{VALUE_ROW_LANES, WORKGROUP, quantize_values_variant};
 
+use super::planes::gpu::{
+    CodecBuffer, Coding, Ops as PlaneOps, PlaneBuffer, PositionBuffer, Side, TableBuffer,
+};
 use super::{KeyScale, Projection};
-use crate::attention::gpu::{Pass, ScorePlace, value_fours};
+use crate::attention::gpu::{Pass, ScorePlace, whole};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
-use crate::gpu::{Dispatch, Gpu, InputParams, Kernel, KvView, Recording, ViewUse, Window, index32};
-use crate::tensor::{DType, Shape};
+use crate::gpu::{Dispatch, Gpu, InputParams, KvView, Recording, Window, index32};
+use crate::tensor::Shape;
+
+/// The uniform of `quantize_values`, field by field as its `Params` declares it.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct QuantizeValuesParams {
+    view: InputParams,
+    scales_at: u32,
+    padding: [u32; 3],
+}
 
 /// QJL's operations, recorded into the caller's encoder.
 #[derive(Clone, Debug)]
@@ -54,14 +62,10 @@ impl Ops {
         scale: KeyScale,
     ) -> Result<SketchedKeyBuffers> {
         check_projection(keys.shape(), "keys", projection)?;
-        let sketch_dim = projection.sketch_dim;
-        let codes = Codes::new(&self.gpu, keys.shape().rows(), sketch_dim.div_ceil(32))?;
-        let (shape, digest) = (keys.shape(), projection.digest);
-        let sketched = SketchedKeyBuffers { shape, sketch_dim, key_scale: scale, digest, codes };
-        let mut recording = Recording::new(&self.gpu);
-        self.quantize(&mut recording, keys, projection, &sketched, 0)?;
-        recording.record(encoder);
-        Ok(sketched)
+        let codec = projection.codec(scale, 1)?;
+        let codes = self.encode(encoder, keys, &codec, Side::Keys)?;
+        let (digest, sketch_dim) = (projection.projection.digest(), projection.projection.sketch_dim());
+        Ok(SketchedKeyBuffers { key_scale: scale, digest, sketch_dim, codes })
     }
 
     /// Records the coding of values, `[batch, heads, tokens, value_dim]`, in 8 bits.
@@ -74,14 +78,28 @@ impl Ops {
         encoder: &mut wgpu::CommandEncoder,
         values: &KvView,
     ) -> Result<QuantizedValueBuffers> {
-        let shape = values.shape();
-        shape.check_dim("values")?;
-        let codes = Codes::new(&self.gpu, shape.rows(), value_fours(shape.dim) as usize)?;
-        let coded = QuantizedValueBuffers { shape, codes };
+        values.shape().check_dim("values")?;
+        let codec = CodecBuffer::upload(&self.gpu, &buffers::values_codec(values.shape().dim)?)?;
+        Ok(QuantizedValueBuffers { codes: self.encode(encoder, values, &codec, Side::Values)? })
+    }
+
+    /// Codes rows that are not centred.
+    fn encode(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        rows: &KvView,
+        codec: &CodecBuffer,
+        side: Side,
+    ) -> Result<PlaneBuffer> {
+        let (ops, shape) = (PlaneOps::new(&self.gpu), rows.shape());
+        let codes = PlaneBuffer::new(&self.gpu, shape, (codec.codec(), side), Vec::new(), 0)?;
         let mut recording = Recording::new(&self.gpu);
-        self.quantize_values(&mut recording, values, &coded, 0)?;
+        if shape.rows() > 0 {
+            let (tables, positions) = ops.plain(shape.heads, shape.dim)?;
+            ops.encode(&mut recording, rows, codec, &codes, (&tables, &positions), 0)?;
+        }
         recording.record(encoder);
-        Ok(coded)
+        Ok(codes)
     }
 
     /// Records the estimated scores of every query and key, neither scaled nor masked, into `output`: contiguous f32,
@@ -102,10 +120,11 @@ impl Ops {
         output.check_scores(geometry.output(geometry.tokens)?)?;
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
-            let sketches = self.sketches(projection, queries.shape().rows())?;
-            self.project(&mut recording, queries, projection, (&sketches, 0))?;
-            let place = ScorePlace::whole(geometry);
-            self.scores(&mut recording, geometry, &sketches, keys, projection, &place, output)?;
+            let codec = projection.codec(keys.key_scale, 1)?;
+            let sketched = self.project(&mut recording, geometry, queries, &codec)?;
+            let (place, codes) = (ScorePlace::whole(geometry), (&keys.codes, &sketched.nowhere));
+            let (ops, queries) = (PlaneOps::new(&self.gpu), &sketched.sketches);
+            ops.scores(&mut recording, geometry, queries, &codec, codes, &place, output)?;
         }
         recording.record(encoder);
         Ok(())
@@ -130,210 +149,110 @@ impl Ops {
         output: &KvView,
     ) -> Result<()> {
         let geometry = geometry(queries, keys, projection)?;
-        geometry.check_values(values.shape)?;
-        output.shape().check_equal("attention output", geometry.output(values.shape.dim)?)?;
-        let pass = Pass::new(&self.gpu, geometry, values.shape.dim, lengths, options)?;
+        geometry.check_values(values.shape())?;
+        let value_dim = values.shape().dim;
+        output.shape().check_equal("attention output", geometry.output(value_dim)?)?;
+        let (codec, ops) = (projection.codec(keys.key_scale, value_dim)?, PlaneOps::new(&self.gpu));
+        let spans = whole(&geometry.lengths(lengths)?);
+        let stages = [(spans, ops.tiling(&codec, geometry))];
+        let mut passes = Pass::all(&self.gpu, geometry, value_dim, &stages, options)?;
         let mut recording = Recording::new(&self.gpu);
-        if output.shape().elements() > 0 {
-            let sketches = self.sketches(projection, queries.shape().rows())?;
-            self.project(&mut recording, queries, projection, (&sketches, 0))?;
-            self.attend(&mut recording, &pass, &sketches, keys, values, projection)?;
-            pass.combine(&mut recording, &self.gpu, options, output)?;
+        if let Some(pass) = passes.first_mut().filter(|_| output.shape().elements() > 0) {
+            let sketched = self.project(&mut recording, geometry, queries, &codec)?;
+            let codes = [&keys.codes, &values.codes];
+            let (queries, nowhere) = (&sketched.sketches, &sketched.nowhere);
+            let arithmetic = ops.arithmetic(options.precision);
+            ops.attend(&mut recording, pass, queries, &codec, codes, nowhere, arithmetic)?;
+            let (rows, coded, splits) = pass.splits();
+            ops.join(&mut recording, &pass.partials, [rows, coded, splits], &codec, options, output)?;
         }
         recording.record(encoder);
         Ok(())
     }
 
-    /// Sketches keys, the first of which becomes token `first` of the store; whole pages, or all that there are.
+    /// `S q` of every query, for keys that are not centred.
+    fn project(
+        &self,
+        recording: &mut Recording<'_>,
+        g: Geometry,
+        queries: &KvView,
+        codec: &CodecBuffer,
+    ) -> Result<Sketched> {
+        let ops = PlaneOps::new(&self.gpu);
+        let (tables, nowhere): (TableBuffer, PositionBuffer) =
+            ops.plain(g.kv_heads, codec.codec().key_dim())?;
+        let sketches = ops.sketches(codec.codec(), g)?;
+        ops.project(recording, g, queries, codec, &tables, (&sketches, 0))?;
+        Ok(Sketched { sketches, nowhere })
+    }
+
+    /// Sketches keys.
     pub(in crate::qjl) fn quantize(
         &self,
         recording: &mut Recording<'_>,
         keys: &KvView,
-        projection: &ProjectionBuffer,
-        sketched: &SketchedKeyBuffers,
-        first: usize,
+        coding: &Coding<'_>,
     ) -> Result<()> {
-        if keys.shape().rows() == 0 {
-            return Ok(());
-        }
+        let codec = coding.codec.codec();
+        let Some(sketch) = codec.sketch() else { return Ok(()) };
         let (input, view) = keys.bind_input("keys", &self.gpu)?;
-        let codes = &sketched.codes;
-        let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
         recording.add(Dispatch {
-            variant: self.projecting(Kernel::Quantize, keys.dtype(), projection, sketched.key_scale),
-            params: quantize_params(view, sketched.shape, first)?,
-            buffers: &[input, Window::whole(&projection.buffer), words, scales, status],
+            variant: PlaneOps::new(&self.gpu).make(coding.codec).quantize(sketch, keys.dtype()),
+            params: coding.params(view)?,
+            buffers: &coding.bindings(input),
             workgroups: (keys.shape().rows() as u64).div_ceil(2),
         })
     }
 
-    /// Codes values, the first of which becomes token `first` of the store; whole pages, or all that there are.
+    /// Codes values in 8 bits.
     pub(in crate::qjl) fn quantize_values(
         &self,
         recording: &mut Recording<'_>,
         values: &KvView,
-        coded: &QuantizedValueBuffers,
-        first: usize,
+        coding: &Coding<'_>,
     ) -> Result<()> {
         let shape = values.shape();
-        if shape.rows() == 0 {
-            return Ok(());
-        }
         let (input, view) = values.bind_input("values", &self.gpu)?;
-        let (caps, codes) = (self.gpu.caps(), &coded.codes);
-        let [words, scales, status] = [&codes.words, &codes.scales, &codes.status].map(Window::whole);
+        let variant = quantize_values_variant(shape.dim, values.dtype());
         recording.add(Dispatch {
-            variant: quantize_values_variant(shape.dim, values.dtype()).with_subgroups(caps.shuffle_width()),
-            params: quantize_params(view, coded.shape, first)?,
-            buffers: &[input, words, scales, status],
+            variant: variant.with_subgroups(self.gpu.caps().shuffle_width()),
+            params: QuantizeValuesParams {
+                view,
+                scales_at: index32(coding.rows.scales_at)?,
+                padding: [0; 3],
+            },
+            buffers: &[input, Window::whole(&coding.rows.buffer), Window::whole(&coding.codes.status)],
             workgroups: (shape.rows() as u64).div_ceil(u64::from(WORKGROUP / VALUE_ROW_LANES)),
         })
     }
-
-    /// Room for `[rows, sketch_dim + 1]` f32.
-    pub(in crate::qjl) fn sketches(
-        &self,
-        projection: &ProjectionBuffer,
-        rows: usize,
-    ) -> Result<wgpu::Buffer> {
-        let bytes = crate::tensor::checked_bytes("query sketches", &[rows, projection.sketch_dim + 1], 4)?;
-        self.gpu.storage("query sketches", bytes as u64)
-    }
-
-    /// `S q` of every query, then whether it is finite; the first query becomes row `first` of the sketches.
-    pub(in crate::qjl) fn project(
-        &self,
-        recording: &mut Recording<'_>,
-        queries: &KvView,
-        projection: &ProjectionBuffer,
-        (sketches, first): (&wgpu::Buffer, usize),
-    ) -> Result<()> {
-        let rows = queries.shape().rows();
-        let (input, view) = queries.bind_input("queries", &self.gpu)?;
-        recording.add(Dispatch {
-            variant: self.projecting(Kernel::Project, queries.dtype(), projection, KeyScale::Norm),
-            params: ProjectParams { view, first_row: index32(first)?, padding: [0; 3] },
-            buffers: &[input, Window::whole(&projection.buffer), Window::whole(sketches)],
-            workgroups: (rows as u64).div_ceil(2),
-        })
-    }
-
-    /// Records the scores of one store's sketched keys.
-    #[allow(clippy::too_many_arguments, reason = "scoring has this many inputs, each of another kind")]
-    pub(in crate::qjl) fn scores(
-        &self,
-        recording: &mut Recording<'_>,
-        g: Geometry,
-        sketches: &wgpu::Buffer,
-        keys: &SketchedKeyBuffers,
-        projection: &ProjectionBuffer,
-        place: &ScorePlace,
-        output: &KvView,
-    ) -> Result<()> {
-        let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
-        let tiles = g.tokens.div_ceil(WORKGROUP as usize);
-        let rows = g.batch * g.query_heads * g.queries;
-        let [offset, ..] = bound.layout;
-        recording.add(Dispatch {
-            variant: scores_variant(projection.sketch_dim),
-            params: ScoresParams {
-                tokens: index32(g.tokens)?,
-                queries: index32(g.queries)?,
-                query_heads: index32(g.query_heads)?,
-                group: index32(g.group)?,
-                tiles: index32(tiles)?,
-                rows: index32(rows)?,
-                first_row: index32(place.first_row)?,
-                live_first: index32(place.live.start)?,
-                live_end: index32(place.live.end)?,
-                offset,
-                pitch: index32(place.pitch)?,
-                column: index32(place.column)?,
-                factor: factor(keys, projection),
-                padding: [0; 3],
-            },
-            buffers: &[
-                Window::whole(sketches),
-                Window::whole(&keys.codes.words),
-                Window::whole(&keys.codes.scales),
-                bound.window,
-            ],
-            workgroups: (rows * tiles) as u64,
-        })
-    }
-
-    /// One pass over sketched keys and coded values.
-    pub(in crate::qjl) fn attend(
-        &self,
-        recording: &mut Recording<'_>,
-        pass: &Pass,
-        sketches: &wgpu::Buffer,
-        keys: &SketchedKeyBuffers,
-        values: &QuantizedValueBuffers,
-        projection: &ProjectionBuffer,
-    ) -> Result<()> {
-        let (key, value, factor) = (&keys.codes, &values.codes, factor(keys, projection));
-        recording.add(Dispatch {
-            variant: attend_variant(keys.sketch_dim, values.shape.dim)
-                .with_subgroups(self.gpu.caps().shuffle_width()),
-            params: AttendParams { attention: pass.params, factor, padding: [0; 3] },
-            buffers: &[
-                Window::whole(sketches),
-                Window::whole(&key.words),
-                Window::whole(&key.scales),
-                Window::whole(&value.words),
-                Window::whole(&value.scales),
-                Window::whole(&pass.spans),
-                Window::whole(&pass.partials),
-            ],
-            workgroups: pass.workgroups,
-        })
-    }
-
-    fn projecting(
-        &self,
-        kernel: Kernel,
-        dtype: DType,
-        projection: &ProjectionBuffer,
-        scale: KeyScale,
-    ) -> crate::gpu::Variant {
-        let caps = self.gpu.caps();
-        let dims = [projection.head_dim, projection.sketch_dim];
-        projecting_variant(kernel, projection.kind, dims, dtype, scale).with_subgroups(caps.shuffle_width())
-    }
 }
 
-fn quantize_params(view: InputParams, store: Shape, first: usize) -> Result<QuantizeParams> {
-    Ok(QuantizeParams { view, capacity: index32(store.tokens)?, first: index32(first)?, padding: [0; 2] })
-}
-
-fn factor(keys: &SketchedKeyBuffers, projection: &ProjectionBuffer) -> f32 {
-    let gain = if keys.key_scale == KeyScale::Norm { projection.factor } else { 1.0 };
-    gain / keys.sketch_dim as f32
+/// Queries made ready, and the positions that keys without a mean do not have.
+struct Sketched {
+    sketches: wgpu::Buffer,
+    nowhere: PositionBuffer,
 }
 
 fn check_projection(rows: Shape, what: &str, projection: &ProjectionBuffer) -> Result<()> {
-    if rows.dim == projection.head_dim {
+    let dim = projection.projection.head_dim();
+    if rows.dim == dim {
         return Ok(());
     }
-    Err(Error::shape(
-        what,
-        format_args!("a dimension of {} as the projection has", projection.head_dim),
-        rows,
-    ))
+    Err(Error::shape(what, format_args!("a dimension of {dim} as the projection has"), rows))
 }
 
 /// Sizes of scoring queries against sketched keys.
 fn geometry(queries: &KvView, keys: &SketchedKeyBuffers, projection: &ProjectionBuffer) -> Result<Geometry> {
-    let geometry = Geometry::of(queries.shape(), keys.shape)?;
-    check_projection(keys.shape, "keys", projection)?;
-    if keys.sketch_dim != projection.sketch_dim {
-        let want = format!("{} bits as the projection has", projection.sketch_dim);
+    let geometry = Geometry::of(queries.shape(), keys.shape())?;
+    check_projection(keys.shape(), "keys", projection)?;
+    let projection = &projection.projection;
+    if keys.sketch_dim != projection.sketch_dim() {
+        let want = format!("{} bits as the projection has", projection.sketch_dim());
         return Err(Error::shape("sketched keys", want, keys.sketch_dim));
     }
-    if keys.digest != projection.digest {
+    if keys.digest != projection.digest() {
         let want = format!("the one that sketched the keys, {:016x}", keys.digest);
-        return Err(Error::range("projection", want, format_args!("{:016x}", projection.digest)));
+        return Err(Error::range("projection", want, format_args!("{:016x}", projection.digest())));
     }
     Ok(geometry)
 }

@@ -281,7 +281,7 @@ impl CodeLayout {
     /// else `ceil(head_dim / 2)` channels.
     #[must_use]
     pub fn keys(options: &PlanesOptions, head_dim: usize, rope: Option<&Rope>) -> Self {
-        let all = |planes| Self { segments: vec![Segment { channels: head_dim, planes }] };
+        let all = |planes| Self::uniform(head_dim, planes);
         let Some(lo) = options.planes_lo else { return all(options.planes_hi) };
         if head_dim < MIN_SPLIT_DIM {
             return all(options.planes_hi.max(LEAST_UNIFORM));
@@ -298,7 +298,12 @@ impl CodeLayout {
     /// The layout of values: one segment.
     #[must_use]
     pub fn values(options: &PlanesOptions, head_dim: usize) -> Self {
-        Self { segments: vec![Segment { channels: head_dim, planes: options.value_planes }] }
+        Self::uniform(head_dim, options.value_planes)
+    }
+
+    /// One segment.
+    pub(super) fn uniform(channels: usize, planes: u8) -> Self {
+        Self { segments: vec![Segment { channels, planes }] }
     }
 
     /// The segments.

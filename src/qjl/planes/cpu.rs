@@ -8,9 +8,13 @@ use std::ops::Range;
 use half::f16;
 
 use super::rows::{Centres, Fields, PlaneKeys, PlaneQueries, PlaneValues, Raw, finish};
-use super::{CodeLayout, Codec, MIN_RMS, PlaneCodes, Rotation, STEP_FACTORS, STEPS, Segment, Stored, Tables};
+use super::{
+    BYTE, CodeLayout, Codec, MIN_RMS, PlaneCodes, Rotation, STEP_FACTORS, STEPS, Segment, Stored, Tables,
+    check_rows,
+};
 use crate::attention::{AttendOptions, Rows, attend_rows, dot, score_rows};
 use crate::error::Result;
+use crate::qjl::cpu::{SketchRows, ValueRows};
 use crate::qjl::{MAX_SCALE, NON_FINITE_SCALE};
 use crate::rope::{ANGLE_TILE, Positions, Rope, add_angles};
 use crate::tensor::TensorView;
@@ -32,7 +36,7 @@ pub fn encode_keys(
     tables: &Tables,
 ) -> Result<PlaneCodes> {
     let shape = keys.shape();
-    codec.check_rows("keys", codec.keys(), shape)?;
+    check_rows("keys", codec.key_dim(), shape)?;
     tables.check(shape)?;
     let positions = positions.resolve(shape.batch, shape.tokens)?;
     let means =
@@ -40,14 +44,19 @@ pub fn encode_keys(
     let centres = Centres::new(codec, shape, &positions, &means, tables);
     let inverse: Vec<f32> = tables.sigma.iter().map(|sigma| 1.0 / sigma).collect();
     let (mut mean, mut weighed) = (vec![0.0; shape.dim], vec![0.0; shape.dim]);
-    let mut codes = encode(codec, keys, codec.keys(), |b, h, t, row| {
+    let prepare = |b: usize, h: usize, t: usize, row: &mut [f32]| {
         centres.read(b, h, t, &mut mean);
         let inverse = &inverse[tables.start(b, h)..];
         for (x, ((k, m), inverse)) in weighed.iter_mut().zip(row.iter().zip(&mean).zip(inverse)) {
             *x = (k - m) * inverse;
         }
         gather(codec, tables.head(b, h).order, &weighed, row);
-    });
+    };
+    let mut codes = if codec.sketch().is_some() {
+        sketch(codec, keys, prepare)
+    } else {
+        encode(codec, keys, codec.keys(), prepare)
+    };
     (codes.positions, codes.means) = (positions, means);
     Ok(codes)
 }
@@ -57,8 +66,48 @@ pub fn encode_keys(
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape) when the values' dimension is not the codec's.
 pub fn encode_values(codec: &Codec, values: &TensorView<'_>) -> Result<PlaneCodes> {
-    codec.check_rows("values", codec.values(), values.shape())?;
+    check_rows("values", codec.value_dim(), values.shape())?;
+    if codec.sketch().is_some() {
+        return Ok(quantize_values(codec, values));
+    }
     Ok(encode(codec, values, codec.values(), |_, _, _, _| ()))
+}
+
+/// Signs and scalar of every key as [`crate::qjl::cpu::quantize`] has them, of what `prepare` makes of it.
+fn sketch(
+    codec: &Codec,
+    keys: &TensorView<'_>,
+    mut prepare: impl FnMut(usize, usize, usize, &mut [f32]),
+) -> PlaneCodes {
+    let shape = keys.shape();
+    let mut codes = PlaneCodes::new(shape, codec.keys());
+    let (Some(sketch), [stored]) = (codec.sketch(), codes.segments.as_mut_slice()) else { return codes };
+    let mut rows = SketchRows::new(&sketch.projection, sketch.scale);
+    let mut row = vec![0.0; shape.dim];
+    for (b, h, t) in shape.iter_rows() {
+        if keys.read(b, h, t, &mut row).is_some() {
+            prepare(b, h, t, &mut row);
+        } else {
+            row.fill(f32::NAN);
+        }
+        rows.push(&row, &mut stored.words, &mut stored.nu);
+    }
+    codes.status = rows.status;
+    codes
+}
+
+/// Bytes and scale of every value as [`crate::qjl::cpu::quantize_values`] has them.
+fn quantize_values(codec: &Codec, values: &TensorView<'_>) -> PlaneCodes {
+    let shape = values.shape();
+    let mut codes = PlaneCodes::new(shape, codec.values());
+    let [stored] = codes.segments.as_mut_slice() else { return codes };
+    let (mut rows, mut row) = (ValueRows::default(), vec![0.0; shape.dim]);
+    for (b, h, t) in shape.iter_rows() {
+        values.read_row(b, h, t, &mut row);
+        rows.push(&row, &mut stored.words, &mut stored.nu);
+    }
+    codes.status = rows.status;
+    codes
 }
 
 /// Estimated scores, the mean's part included, neither scaled nor masked: `[batch, query_heads, queries, tokens]`; 0
@@ -142,7 +191,7 @@ pub fn decode_keys(codec: &Codec, keys: &PlaneCodes, tables: &Tables) -> Result<
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape) when the codes do not fit the codec.
 pub fn decode_values(codec: &Codec, values: &PlaneCodes) -> Result<Vec<f32>> {
-    codec.check_codes("value codes", codec.values(), values)?;
+    codec.check_codes("value codes", (codec.values(), codec.value_dim()), values)?;
     let mut row = vec![0.0; values.shape.dim];
     let mut out = Vec::with_capacity(values.shape.elements());
     for index in 0..values.shape.rows() {
@@ -161,8 +210,7 @@ fn decode_row(codec: &Codec, codes: &PlaneCodes, index: usize, row: &mut [f32]) 
         return false;
     }
     for ((segment, channels), nu) in spans(codes.layout.segments()).zip(nu) {
-        let top = top_code(segment.planes);
-        row[channels.clone()].iter_mut().for_each(|c| *c = nu * (2.0 * *c - top));
+        row[channels.clone()].iter_mut().for_each(|c| *c = nu * level(segment.planes, *c));
         if let Some(rotation) = rotation(codec, segment) {
             rotation.apply_transposed(&mut row[channels]);
         }
@@ -243,7 +291,15 @@ fn encode_segment(rotation: &Rotation, planes: u8, row: &mut [f32], codes: &mut 
 
 /// The largest code of so many bits, `2^b - 1`.
 pub(super) fn top_code(planes: u8) -> f32 {
-    f32::from((1u8 << planes) - 1)
+    ((1u32 << planes) - 1) as f32
+}
+
+/// The level that a code stands for: odd, or the signed byte itself.
+pub(super) fn level(planes: u8, code: f32) -> f32 {
+    if planes == BYTE {
+        return f32::from((code as u8).cast_signed());
+    }
+    2.0 * code - top_code(planes)
 }
 
 /// The segments with their channels in a row of code.

@@ -20,14 +20,17 @@ pub mod reference;
 mod rotation;
 mod rows;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use half::f16;
 
 use crate::attention::Geometry;
 use crate::error::{Error, Result};
-use crate::qjl::Counts;
+use crate::qjl::{Counts, KeyScale, Projection};
 use crate::rope::Rope;
 use crate::tensor::{Shape, TensorView};
 
@@ -44,6 +47,9 @@ pub const STEPS: [f32; MAX_PLANES as usize] = [1.5958, 0.9957, 0.5860, 0.3352, 0
 /// Factors of the step that are tried for each row, in this order; the first of the best is taken.
 pub const STEP_FACTORS: [f32; 5] = [0.75, 0.875, 1.0, 1.125, 1.25];
 
+/// Bits of a value that QJL codes: a signed byte, which stands for itself.
+pub(in crate::qjl) const BYTE: u8 = 8;
+
 /// Smallest root mean square by which a row is divided.
 pub const MIN_RMS: f32 = 1e-20;
 
@@ -52,9 +58,29 @@ pub const MIN_RMS: f32 = 1e-20;
 pub struct Codec {
     options: PlanesOptions,
     rope: Option<Rope>,
+    key_dim: usize,
     keys: CodeLayout,
     values: CodeLayout,
     rotations: Rotations,
+    sketch: Option<Sketch>,
+}
+
+/// How QJL codes: keys by the signs of a projection in place of a rotation, values in 8 bits as they are.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::qjl) struct Sketch {
+    pub(in crate::qjl) projection: Arc<Projection>,
+    pub(in crate::qjl) scale: KeyScale,
+}
+
+impl Sketch {
+    /// What a sign counts beside `nu`: `g / m`.
+    pub(in crate::qjl) fn factor(&self) -> f32 {
+        let gain = match self.scale {
+            KeyScale::Norm => self.projection.factor(),
+            KeyScale::Mse | KeyScale::Unbiased => 1.0,
+        };
+        gain / self.projection.sketch_dim() as f32
+    }
 }
 
 impl Codec {
@@ -86,7 +112,59 @@ impl Codec {
         let keys = CodeLayout::keys(&options, key_dim, rope.as_ref());
         let values = CodeLayout::values(&options, value_dim);
         let rotations = Rotations::with_matrices(&options, &keys, &values, matrices);
-        Ok(Self { options, rope, keys, values, rotations })
+        Ok(Self { options, rope, key_dim, keys, values, rotations, sketch: None })
+    }
+
+    /// QJL as the member of the family whose keys have one bit for each row of a projection and no rotation, and whose values
+    /// have 8 bits.
+    pub(in crate::qjl) fn sketched(
+        sketch: Sketch,
+        centring: Centring,
+        value_dim: usize,
+        rope: Option<Rope>,
+    ) -> Result<Self> {
+        let (key_dim, bits) = (sketch.projection.head_dim(), sketch.projection.sketch_dim());
+        Shape { batch: 1, heads: 1, tokens: 1, dim: value_dim }.check_dim("values")?;
+        if let Some(rope) = &rope {
+            rope.check_dim(key_dim)?;
+        }
+        let options = PlanesOptions::default().key_planes(1).value_planes(BYTE).sinks(0).recent(0);
+        let options = options.centring(centring).balance(Balance::None).seed(0);
+        Ok(Self {
+            options,
+            rope,
+            key_dim,
+            keys: CodeLayout::uniform(bits, 1),
+            values: CodeLayout::uniform(value_dim, BYTE),
+            rotations: Rotations::default(),
+            sketch: Some(sketch),
+        })
+    }
+
+    /// How keys are sketched; `None` where they are rotated.
+    pub(in crate::qjl) const fn sketch(&self) -> Option<&Sketch> {
+        self.sketch.as_ref()
+    }
+
+    pub(in crate::qjl) const fn sketch_mut(&mut self) -> Option<&mut Sketch> {
+        self.sketch.as_mut()
+    }
+
+    /// Bytes of rotations, or of the projection.
+    pub(in crate::qjl) fn bytes(&self) -> usize {
+        self.rotations.bytes() + self.sketch.as_ref().map_or(0, |sketch| sketch.projection.bytes())
+    }
+
+    /// Channels of a key.
+    #[must_use]
+    pub const fn key_dim(&self) -> usize {
+        self.key_dim
+    }
+
+    /// Channels of a value.
+    #[must_use]
+    pub fn value_dim(&self) -> usize {
+        self.values.channels()
     }
 
     /// The options.
@@ -124,7 +202,7 @@ impl Codec {
     #[must_use]
     pub fn key_bits(&self) -> f64 {
         let mean = self.block().map_or(0.0, |block| 16.0 / block as f64);
-        self.keys.bits() as f64 / self.keys.channels() as f64 + mean
+        self.keys.bits() as f64 / self.key_dim as f64 + mean
     }
 
     /// Bits per channel of a coded value: codes and scalar.
@@ -151,17 +229,9 @@ impl Codec {
         token < self.options.sinks as usize || token + self.options.recent as usize >= length
     }
 
-    fn check_rows(&self, what: &str, layout: &CodeLayout, rows: Shape) -> Result<()> {
-        let dim = layout.channels();
-        if rows.dim == dim {
-            return Ok(());
-        }
-        Err(Error::shape(what, format!("a head dimension of {dim} as the codec has"), rows))
-    }
-
-    /// Checks codes of this layout.
-    fn check_codes(&self, what: &str, layout: &CodeLayout, codes: &PlaneCodes) -> Result<()> {
-        self.check_rows(what, layout, codes.shape)?;
+    /// Checks codes of this layout, of rows of so many channels.
+    fn check_codes(&self, what: &str, (layout, dim): (&CodeLayout, usize), codes: &PlaneCodes) -> Result<()> {
+        check_rows(what, dim, codes.shape)?;
         if codes.layout != *layout {
             let want = format!("segments {:?} as the codec has", layout.segments());
             return Err(Error::shape(what, want, format_args!("{:?}", codes.layout.segments())));
@@ -172,7 +242,7 @@ impl Codec {
     /// Checks key codes and tables against each other and the queries.
     fn check_scores(&self, queries: Shape, keys: &PlaneCodes, tables: &Tables) -> Result<Geometry> {
         let geometry = Geometry::of(queries, keys.shape)?;
-        self.check_codes("key codes", &self.keys, keys)?;
+        self.check_codes("key codes", (&self.keys, self.key_dim), keys)?;
         tables.check(keys.shape)?;
         let (want, have) = (self.key_rows(keys.shape), (keys.positions.len(), keys.means.len()));
         if want != have {
@@ -194,10 +264,17 @@ impl Codec {
         let geometry = self.check_scores(queries, store.key_codes, store.tables)?;
         store.keys.shape().check_equal("keys", store.key_codes.shape)?;
         geometry.check_values(store.value_codes.shape)?;
-        self.check_codes("value codes", &self.values, store.value_codes)?;
+        self.check_codes("value codes", (&self.values, self.value_dim()), store.value_codes)?;
         store.values.shape().check_equal("values", store.value_codes.shape)?;
         Ok(geometry)
     }
+}
+
+fn check_rows(what: &str, dim: usize, rows: Shape) -> Result<()> {
+    if rows.dim == dim {
+        return Ok(());
+    }
+    Err(Error::shape(what, format!("a head dimension of {dim} as the codec has"), rows))
 }
 
 /// Coded rows, keys or values.

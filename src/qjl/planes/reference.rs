@@ -3,7 +3,7 @@
 
 #![allow(clippy::indexing_slicing, reason = "an instrument of tests; shapes are checked on entry")]
 
-use super::super::reference::{row, softmax};
+use super::super::reference::{project, row, softmax};
 use super::{
     Centring, Codec, HeadTables, MIN_RMS, PlaneCodes, Rotation, STEP_FACTORS, STEPS, Stored, Tables,
 };
@@ -145,8 +145,11 @@ fn levels(codes: &PlaneCodes, index: usize) -> Option<Vec<f64>> {
         let nu = stored.nu[index].to_f64();
         let bit = |k: usize| f64::from(stored.words[index * words + k / 32] >> (k % 32) & 1);
         let code = |i: usize| (0..b).map(|j| bit(b * i + j) * f64::from(1u32 << j)).sum::<f64>();
+        // Eight bits are a two's complement and stand for themselves.
+        let byte = |i: usize| code(i) - if bit(b * i + b - 1) > 0.0 { 256.0 } else { 0.0 };
         let top = f64::from((1u32 << b) - 1);
-        row.extend((0..segment.channels).map(|i| nu * (2.0 * code(i) - top)));
+        let level = |i: usize| if b == 8 { byte(i) } else { 2.0 * code(i) - top };
+        row.extend((0..segment.channels).map(|i| nu * level(i)));
     }
     row.iter().all(|x| x.is_finite()).then_some(row)
 }
@@ -237,6 +240,11 @@ fn all_scores(
         let head = tables.head(b, kv);
         let mu = mu(codec, head);
         let query = row(queries, b, h, i).map(|q| {
+            if let Some(sketch) = codec.sketch() {
+                let factor = f64::from(sketch.factor());
+                let signs = project(&sketch.projection, &q).iter().map(|y| factor * y).collect();
+                return (q, signs);
+            }
             let balanced = |place: usize| {
                 let c = channel(codec, head, place);
                 q[c] * f64::from(head.sigma[c])

@@ -143,7 +143,7 @@ impl Rotation {
 }
 
 /// The rotations of a cache, one for each width that its keys' and values' segments have, shared by layers and heads.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rotations {
     all: Vec<Rotation>,
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::cpu::{gather, read_codes, rotation, spans, token_angles, top_code};
-use super::{Centring, Codec, PlaneCodes, Tables};
+use super::cpu::{gather, level, read_codes, rotation, spans, token_angles, top_code};
+use super::{Centring, Codec, HeadTables, PlaneCodes, Tables};
 use crate::attention::{Rows, dot};
 use crate::rope::Rope;
 use crate::tensor::{Shape, TensorView};
@@ -69,13 +69,14 @@ impl<'a> Centres<'a> {
 /// | | query | coded key | raw key |
 /// |---|---|---|---|
 /// | `plain` | `q` | block mean, or 0 | `k` |
-/// | `code` | `q'` | codes | 0 |
+/// | `code` | `q'`, or `g/m S q` where keys are sketched | codes | 0 |
 /// | `scalar` | `sum q'` of each segment | `nu` of each segment | 0 |
 /// | `cos`, `sin` | `A`, `B` of each pair | cosine and sine of its angle | 0 |
 /// | `coded` | the mean's part of channels that do not turn | 1 | 0 |
 #[derive(Clone, Copy)]
 pub(in crate::qjl) struct Fields {
     dim: usize,
+    codes: usize,
     segments: usize,
     pairs: usize,
 }
@@ -83,7 +84,8 @@ pub(in crate::qjl) struct Fields {
 impl Fields {
     pub(in crate::qjl) fn new(codec: &Codec) -> Self {
         let pairs = codec.mean_rope().map_or(0, |rope| rope.inv_freq().len());
-        Self { dim: codec.keys().channels(), segments: codec.keys().segments().len(), pairs }
+        let (codes, segments) = (codec.keys().channels(), codec.keys().segments().len());
+        Self { dim: codec.key_dim(), codes, segments, pairs }
     }
 
     const fn plain(self) -> Range<usize> {
@@ -91,15 +93,15 @@ impl Fields {
     }
 
     const fn code(self) -> Range<usize> {
-        self.dim..2 * self.dim
+        self.dim..self.dim + self.codes
     }
 
     const fn scalar(self, segment: usize) -> usize {
-        2 * self.dim + segment
+        self.dim + self.codes + segment
     }
 
     const fn cos(self) -> usize {
-        2 * self.dim + self.segments
+        self.scalar(self.segments)
     }
 
     const fn sin(self) -> usize {
@@ -170,6 +172,26 @@ impl Rows for PlaneQueries<'_> {
         row.fill(0.0);
         self.queries.read(b, head, token, &mut row[f.plain()])?;
         let tables = self.tables.head(b, head / self.group);
+        if let Some(sketch) = self.codec.sketch() {
+            let (query, signs) = row.split_at_mut(f.dim);
+            let signs = &mut signs[..f.codes];
+            sketch.projection.project(query, signs);
+            signs.iter_mut().for_each(|x| *x *= sketch.factor());
+            row[f.scalar(0)] = row[f.code()].iter().sum();
+        } else {
+            self.rotate(tables, row);
+        }
+        if self.codec.options().centring == Centring::PreRope {
+            self.mean_terms(tables.mu, row);
+        }
+        Some(1.0)
+    }
+}
+
+impl PlaneQueries<'_> {
+    /// `q'` and its sums.
+    fn rotate(&self, tables: HeadTables<'_>, row: &mut [f32]) {
+        let f = self.fields;
         let weighed: Vec<f32> = row[f.plain()].iter().zip(tables.sigma).map(|(q, sigma)| q * sigma).collect();
         gather(self.codec, tables.order, &weighed, &mut row[f.code()]);
         for (s, (segment, channels)) in spans(self.codec.keys().segments()).enumerate() {
@@ -178,10 +200,6 @@ impl Rows for PlaneQueries<'_> {
             rotation.apply(turned);
             row[f.scalar(s)] = turned.iter().sum();
         }
-        if self.codec.options().centring == Centring::PreRope {
-            self.mean_terms(tables.mu, row);
-        }
-        Some(1.0)
     }
 }
 
@@ -250,7 +268,7 @@ pub(in crate::qjl) struct PlaneValues<'a> {
 
 /// Appends one query's output, of the sums of [`PlaneValues`]: `raw + R^T levels`.
 pub(in crate::qjl) fn finish(codec: &Codec, parts: &mut [f32], out: &mut Vec<f32>) {
-    let (raw, levels) = parts.split_at_mut(codec.values().channels());
+    let (raw, levels) = parts.split_at_mut(codec.value_dim());
     for (segment, channels) in spans(codec.values().segments()) {
         if let Some(rotation) = rotation(codec, segment) {
             rotation.apply_transposed(&mut levels[channels]);
@@ -276,8 +294,7 @@ impl Rows for PlaneValues<'_> {
             return None;
         }
         for (segment, channels) in spans(self.codes.layout.segments()) {
-            let top = top_code(segment.planes);
-            levels[channels].iter_mut().for_each(|c| *c = 2.0 * *c - top);
+            levels[channels].iter_mut().for_each(|c| *c = level(segment.planes, *c));
         }
         Some(nu[0])
     }

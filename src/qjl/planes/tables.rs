@@ -138,6 +138,7 @@ impl Tables {
     /// [`Error::Range`] when no token is left to calibrate on or `rotary_dim` is above `head_dim`, [`Error::Shape`] or
     /// [`Error::HeadRatio`] when shapes do not fit.
     pub fn calibrate(from: &Calibration<'_>, options: &PlanesOptions) -> Result<Self> {
+        options.validate()?;
         let (keys, group) = (from.keys.shape(), from.group()?);
         let mut energies = Vec::new();
         if let Some(queries) = from.queries {
@@ -157,7 +158,6 @@ impl Tables {
         energies: &[QueryEnergy],
         options: &PlanesOptions,
     ) -> Result<Self> {
-        options.validate()?;
         let (keys, tokens) = (from.keys.shape(), from.range(options)?);
         let positions = from.positions.resolve(keys.batch, keys.tokens)?;
         let mut tables = Self { sets: keys.batch, ..Self::identity(0, keys.dim) };

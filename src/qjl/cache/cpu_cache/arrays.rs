@@ -25,28 +25,13 @@ pub(crate) enum Numbers<'a> {
 impl HostCodes {
     /// All arrays, in one order for all blocks of a layer. Arrays that hold nothing are left out.
     pub(crate) fn arrays(&mut self) -> Vec<Array<'_>> {
-        let row =
-            |name: &str, width: usize, numbers| Array { name: name.to_owned(), width, tokens: 1, numbers };
-        match self {
-            Self::Planes { keys, values } => {
-                let mut all = plane_arrays("key", keys);
-                all.extend(plane_arrays("value", values));
-                all
-            }
-            Self::Sketch { keys, values } => {
-                let widths = [keys.words_per_row(), values.words_per_row()];
-                vec![
-                    row("key.signs", widths[0], Numbers::Words(&mut keys.words)),
-                    row("key.scale", 1, Numbers::Halves(&mut keys.scale)),
-                    row("value.codes", widths[1], Numbers::Words(&mut values.words)),
-                    row("value.scale", 1, Numbers::Halves(&mut values.scale)),
-                ]
-            }
-        }
+        let mut all = arrays_of("key", &mut self.keys);
+        all.extend(arrays_of("value", &mut self.values));
+        all
     }
 }
 
-fn plane_arrays<'a>(side: &str, codes: &'a mut PlaneCodes) -> Vec<Array<'a>> {
+fn arrays_of<'a>(side: &str, codes: &'a mut PlaneCodes) -> Vec<Array<'a>> {
     let mut all = Vec::new();
     let (shape, means) = (codes.shape, codes.means.len());
     let segments = codes.layout.segments().iter().zip(&mut codes.segments).enumerate();

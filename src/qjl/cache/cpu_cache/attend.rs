@@ -1,9 +1,7 @@
 //! Attention over what a sequence holds.
 
-use super::super::super::cpu::{SignRows, SketchedQueries};
 use super::super::super::planes::{Centres, Fields, PlaneKeys, PlaneQueries, PlaneValues, Tables, finish};
-use super::super::coders::Coder;
-use super::rows::{Behind, BothQueries, Joined, Part, PartRows};
+use super::rows::{Joined, Part, PartRows};
 use super::{CpuQjlCache, HostCodes, HostTrack};
 use crate::attention::{AttendOptions, Geometry, Rows, attend_rows, score_rows};
 use crate::cache::LayerShape;
@@ -63,21 +61,15 @@ fn attend_sequence(
     out: &mut Vec<f32>,
 ) -> Result<()> {
     let shape = cache.ledger.layer(layer)?;
-    let coder = cache.coders.get(layer)?;
-    let width = if matches!(coder, Coder::Planes(_)) { 2 * shape.value_dim } else { shape.value_dim };
-    let values = joined(track, shape, 1, width, None, |codes| match codes {
-        HostCodes::Planes { values: codes, .. } => Some(Box::new(PlaneValues { codes, raw: None })),
-        HostCodes::Sketch { values, .. } => Some(Box::new(values)),
+    let codec = cache.coders.get(layer)?;
+    let width = 2 * shape.value_dim;
+    let values = joined(track, shape, 1, width, None, |HostCodes { values: codes, .. }| {
+        Box::new(PlaneValues { codes, raw: None })
     })?;
     let mut parts = with_keys(cache, layer, g.group, track, queries, |rows, keys| {
         attend_rows(g, &rows, &keys, &values, None, options)
     })?;
-    match coder {
-        Coder::Planes(codec) => {
-            parts.chunks_exact_mut(2 * shape.value_dim).for_each(|parts| finish(codec, parts, out));
-        }
-        Coder::Sketch { .. } => out.extend(parts),
-    }
+    parts.chunks_exact_mut(width).for_each(|parts| finish(codec, parts, out));
     Ok(())
 }
 
@@ -91,30 +83,24 @@ fn with_keys<T>(
     with: impl FnOnce(&dyn Rows, &Joined<'_>) -> Result<T>,
 ) -> Result<T> {
     let shape = cache.ledger.layer(layer)?;
-    match cache.coders.get(layer)? {
-        Coder::Planes(codec) => {
-            let identity = Tables::identity(shape.kv_heads, shape.key_dim);
-            let calibrated = cache.ledger.options.tables.as_ref().and_then(|tables| tables.get(layer));
-            let tables = track.extra.tables.as_deref().or(calibrated).unwrap_or(&identity);
-            let fields = Fields::new(codec);
-            let rows = PlaneQueries { codec, queries, tables, group, fields };
-            let keys = joined(track, shape, 0, fields.width(), Some((codec, fields)), |codes| {
-                let HostCodes::Planes { keys: codes, .. } = codes else { return None };
-                let centres = Centres::new(codec, codes.shape, &codes.positions, &codes.means, tables);
-                Some(Box::new(PlaneKeys { codes, centres, fields, raw: None }))
-            })?;
-            with(&rows, &keys)
-        }
-        Coder::Sketch { projection, scale } => {
-            let rows = BothQueries { queries, sketched: SketchedQueries { queries, projection } };
-            let dim = shape.key_dim;
-            let keys = joined(track, shape, 0, rows.width(), None, |codes| {
-                let HostCodes::Sketch { keys, .. } = codes else { return None };
-                Some(Box::new(Behind { dim, rows: SignRows::new(keys, projection, *scale) }))
-            })?;
-            with(&rows, &keys)
-        }
-    }
+    let codec = cache.coders.get(layer)?;
+    let identity = Tables::identity(shape.kv_heads, shape.key_dim);
+    let calibrated = cache.ledger.options.tables.as_ref().and_then(|tables| tables.get(layer));
+    let tables = track.extra.tables.as_deref().or(calibrated).unwrap_or(&identity);
+    let fields = Fields::new(codec);
+    let rows = PlaneQueries { codec, queries, tables, group, fields };
+    let keys = joined(
+        track,
+        shape,
+        0,
+        fields.width(),
+        Some((codec, fields)),
+        |HostCodes { keys: codes, .. }| {
+            let centres = Centres::new(codec, codes.shape, &codes.positions, &codes.means, tables);
+            Box::new(PlaneKeys { codes, centres, fields, raw: None })
+        },
+    )?;
+    with(&rows, &keys)
 }
 
 /// Keys (`which` 0) or values (1) of a track.
@@ -124,13 +110,13 @@ fn joined<'a>(
     which: usize,
     width: usize,
     planes: Option<(&'a super::super::super::planes::Codec, Fields)>,
-    coded: impl Fn(&'a HostCodes) -> Option<Box<dyn Rows + 'a>>,
+    coded: impl Fn(&'a HostCodes) -> Box<dyn Rows + 'a>,
 ) -> Result<Joined<'a>> {
     let mut parts = Vec::new();
     for (block, tokens) in track.visible_coded() {
         let at = tokens.start - block.start;
-        let Some(rows) = coded(&block.codes) else { continue };
-        parts.push(Part { start: tokens.start, end: tokens.end, at, rows: PartRows::Coded(rows) });
+        let rows = PartRows::Coded(coded(&block.codes));
+        parts.push(Part { start: tokens.start, end: tokens.end, at, rows });
     }
     for piece in track.visible_raw() {
         let views = piece.rows.views(piece.at, piece.tokens)?;

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::super::planes::{CALIBRATION_TOKENS, Calibration, Tables};
-use super::super::coders::Coder;
-use super::super::options::Coding;
+use super::super::super::planes::{CALIBRATION_TOKENS, Calibration, Codec, Tables};
 use super::super::track::{Compacted, Fill, MakeCodes};
 use super::{CpuQjlCache, HostCodes, HostTrack, MIN_BLOCK};
 use crate::cache::LayerShape;
@@ -15,13 +13,13 @@ use crate::rope::Positions;
 use crate::tensor::TensorView;
 
 struct MakeHostCodes<'a> {
-    coder: &'a Coder,
+    codec: &'a Codec,
     layer: &'a LayerShape,
 }
 
 impl MakeCodes<HostCodes> for MakeHostCodes<'_> {
     fn make(&mut self, capacity: usize) -> Result<HostCodes> {
-        HostCodes::new(self.coder, self.layer, capacity)
+        HostCodes::new(self.codec, self.layer, capacity)
     }
 
     fn copy(&mut self, codes: &HostCodes, _: usize) -> Result<HostCodes> {
@@ -78,11 +76,11 @@ pub(super) fn commit(cache: &mut CpuQjlCache, all: bool) -> Result<()> {
 /// What becomes of a track; `None` where it stays as it is.
 fn next(cache: &CpuQjlCache, layer: usize, track: &HostTrack, all: bool) -> Result<Option<Pending>> {
     let (rules, shape) = (&cache.ledger.rules, cache.ledger.layer(layer)?);
-    let coder = cache.coders.get(layer)?;
+    let codec = cache.coders.get(layer)?;
     let mut from = track.clone();
     let learns = cache.ledger.options.learns();
     if learns && from.extra.tables.is_none() && from.len(rules) >= CALIBRATION_TOKENS {
-        from.extra.tables = Some(Arc::new(learn(cache, coder, shape, track)?));
+        from.extra.tables = Some(Arc::new(learn(cache, codec, shape, track)?));
         from.extra.energies = Vec::new();
     }
     from.evict(rules);
@@ -99,12 +97,12 @@ fn next(cache: &CpuQjlCache, layer: usize, track: &HostTrack, all: bool) -> Resu
                 &identity
             }
         };
-        let mut make = MakeHostCodes { coder, layer: shape };
+        let mut make = MakeHostCodes { codec, layer: shape };
         let (coded, fills) = pending.track.coded(rules, (end, all), &mut make)?;
         for fill in fills {
             let positions = track.runs.of(fill.tokens.clone());
             let encode = |keys: &TensorView<'_>, values: &TensorView<'_>| {
-                HostCodes::encode(coder, [keys, values], &positions, tables)
+                HostCodes::encode(codec, [keys, values], &positions, tables)
             };
             let page = with_rows(&pending.track.tail, fill.tokens.clone(), *shape, encode)?;
             pending.pages.push((fill, page));
@@ -117,16 +115,13 @@ fn next(cache: &CpuQjlCache, layer: usize, track: &HostTrack, all: bool) -> Resu
 }
 
 /// The tables that the first tokens of a track give.
-fn learn(cache: &CpuQjlCache, coder: &Coder, shape: &LayerShape, track: &HostTrack) -> Result<Tables> {
-    let (Coder::Planes(codec), Coding::Planes(options)) = (coder, &cache.ledger.options.coding) else {
-        return Ok(Tables::identity(shape.kv_heads, shape.key_dim));
-    };
+fn learn(cache: &CpuQjlCache, codec: &Codec, shape: &LayerShape, track: &HostTrack) -> Result<Tables> {
     let tokens = cache.ledger.rules.sinks..CALIBRATION_TOKENS;
     let positions = track.runs.of(tokens.clone());
     with_rows(&track.tail, tokens.clone(), *shape, |keys, _| {
         let mut from = Calibration::new(keys, Positions::Explicit(&positions)).tokens(0..tokens.len());
         from.rope = codec.rope();
-        Tables::learn(&from, &track.extra.energies, options)
+        Tables::learn(&from, &track.extra.energies, codec.options())
     })
 }
 

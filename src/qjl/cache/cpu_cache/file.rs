@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use half::f16;
 use safetensors::Dtype;
 
-use super::super::coders::Coder;
 use super::super::head::{Head, SavedProjection, SavedRope, SavedTail, SavedTrack};
 use super::arrays::Numbers;
 use super::{CpuQjlCache, HostTrack};
@@ -14,7 +13,7 @@ use crate::cache::host::HostBlock;
 use crate::cache::tail::Tail;
 use crate::container::{self, to_file_dtype};
 use crate::error::Result;
-use crate::qjl::planes::Tables;
+use crate::qjl::planes::{Codec, Sketch, Tables};
 use crate::store::tensors::{Tensors, digest, half_bytes, word_bytes};
 
 /// The newest version of the format, metadata `kvfold.cache`; the only one there is so far.
@@ -56,8 +55,8 @@ pub(super) fn to_bytes(cache: &CpuQjlCache) -> Result<Vec<u8>> {
         status: cache.status.map(|counts| [counts.non_finite, counts.zero, counts.overflow]),
         sequences: Vec::new(),
     };
-    for (index, coder) in cache.coders.all.iter().enumerate() {
-        put_coder(&mut tensors, &mut head, index, coder);
+    for (index, codec) in cache.coders.all.iter().enumerate() {
+        put_codec(&mut tensors, &mut head, index, codec);
     }
     for (layer, tables) in options.tables.iter().flatten().enumerate() {
         put_tables(&mut tensors, &layer_name(layer), tables);
@@ -85,26 +84,21 @@ fn singles(numbers: &[f32]) -> Vec<u8> {
 }
 
 /// Rotations and projections: digests of all, and matrices, which not every machine draws alike.
-fn put_coder(tensors: &mut Tensors, head: &mut Head, index: usize, coder: &Coder) {
-    match coder {
-        Coder::Planes(codec) => {
-            for rotation in codec.rotations().all() {
-                let n = rotation.channels();
-                let name = format!("rotation.{n}");
-                head.digests.insert(name.clone(), format!("{:016x}", rotation.digest()));
-                if let Some(matrix) = rotation.matrix() {
-                    tensors.put(name, Dtype::F32, &[n, n], singles(matrix));
-                }
-            }
+fn put_codec(tensors: &mut Tensors, head: &mut Head, index: usize, codec: &Codec) {
+    for rotation in codec.rotations().all() {
+        let n = rotation.channels();
+        let name = format!("rotation.{n}");
+        head.digests.insert(name.clone(), format!("{:016x}", rotation.digest()));
+        if let Some(matrix) = rotation.matrix() {
+            tensors.put(name, Dtype::F32, &[n, n], singles(matrix));
         }
-        Coder::Sketch { projection, .. } => {
-            let name = format!("projection.{index}");
-            head.digests.insert(name.clone(), format!("{:016x}", projection.digest()));
-            if let Some(matrix) = projection.matrix() {
-                let sizes = [projection.sketch_dim(), projection.head_dim()];
-                tensors.put(name, Dtype::F32, &sizes, singles(matrix));
-            }
-        }
+    }
+    let Some(Sketch { projection, .. }) = codec.sketch() else { return };
+    let name = format!("projection.{index}");
+    head.digests.insert(name.clone(), format!("{:016x}", projection.digest()));
+    if let Some(matrix) = projection.matrix() {
+        let sizes = [projection.sketch_dim(), projection.head_dim()];
+        tensors.put(name, Dtype::F32, &sizes, singles(matrix));
     }
 }
 

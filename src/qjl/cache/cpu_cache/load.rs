@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-use super::super::coders::{Coder, Coders};
+use super::super::coders::Coders;
 use super::super::head::{Head, SavedTail, SavedTrack};
 use super::super::ledger::Ledger;
 use super::super::track::Coded;
@@ -17,7 +17,7 @@ use crate::cache::host::HostBlock;
 use crate::cache::tail::Tail;
 use crate::container::{self, to_file_dtype};
 use crate::error::{Error, Result};
-use crate::qjl::planes::{QueryEnergy, Tables};
+use crate::qjl::planes::{Codec, QueryEnergy, Sketch, Tables};
 use crate::qjl::{Counts, Projection};
 use crate::store::tensors::{Reader, Tensors, check_version, digest, required};
 use crate::tensor::{Shape, TensorView};
@@ -81,8 +81,8 @@ fn empty(head: &Head, reader: &mut Reader<'_>) -> Result<CpuQjlCache> {
         }
     }
     let mut coders = Coders::new(&head.layers, &ledger.options, &matrices)?;
-    for (index, coder) in coders.all.iter_mut().enumerate() {
-        check_coder(head, reader, index, coder)?;
+    for (index, codec) in coders.all.iter_mut().enumerate() {
+        check_codec(head, reader, index, codec)?;
     }
     let counts = |&[non_finite, zero, overflow]: &[u32; 3]| Counts { non_finite, zero, overflow };
     let [keys, values] = &head.status;
@@ -97,7 +97,7 @@ fn finite(name: &str, numbers: Vec<f32>) -> Result<Vec<f32>> {
 }
 
 /// Takes a projection's matrix from the file, and compares digests.
-fn check_coder(head: &Head, reader: &mut Reader<'_>, index: usize, coder: &mut Coder) -> Result<()> {
+fn check_codec(head: &Head, reader: &mut Reader<'_>, index: usize, codec: &mut Codec) -> Result<()> {
     let check = |name: String, have: u64| -> Result<()> {
         let have = format!("{have:016x}");
         match head.digests.get(&name) {
@@ -105,21 +105,17 @@ fn check_coder(head: &Head, reader: &mut Reader<'_>, index: usize, coder: &mut C
             want => Err(Error::Digest { what: name, want: want.cloned().unwrap_or_default(), have }),
         }
     };
-    match coder {
-        Coder::Planes(codec) => {
-            let mut all = codec.rotations().all().iter();
-            all.try_for_each(|rotation| check(format!("rotation.{}", rotation.channels()), rotation.digest()))
-        }
-        Coder::Sketch { projection, .. } => {
-            let name = format!("projection.{index}");
-            if projection.matrix().is_some() {
-                let (m, dim) = (projection.sketch_dim(), projection.head_dim());
-                let matrix = reader.singles(&name, &[m, dim])?;
-                *projection = Projection::drawn(projection.kind(), projection.seed(), &matrix, dim, m)?;
-            }
-            check(name, projection.digest())
-        }
+    for rotation in codec.rotations().all() {
+        check(format!("rotation.{}", rotation.channels()), rotation.digest())?;
     }
+    let Some(Sketch { projection, .. }) = codec.sketch_mut() else { return Ok(()) };
+    let name = format!("projection.{index}");
+    if projection.matrix().is_some() {
+        let (m, dim) = (projection.sketch_dim(), projection.head_dim());
+        let matrix = reader.singles(&name, &[m, dim])?;
+        *projection = Arc::new(Projection::drawn(projection.kind(), projection.seed(), &matrix, dim, m)?);
+    }
+    check(name, projection.digest())
 }
 
 /// Refuses to hold far more than the file does.
@@ -219,10 +215,10 @@ fn coded(
     prefix: &str,
     saved: &SavedTrack,
 ) -> Result<Vec<Coded<HostCodes>>> {
-    let (shape, coder) = (cache.ledger.layer(layer)?, cache.coders.get(layer)?);
+    let (shape, codec) = (cache.ledger.layer(layer)?, cache.coders.get(layer)?);
     let mut blocks = Vec::with_capacity(saved.coded.len());
     for &[start, tokens, capacity] in &saved.coded {
-        let mut codes = HostCodes::new(coder, shape, capacity)?;
+        let mut codes = HostCodes::new(codec, shape, capacity)?;
         codes.place(&saved.runs.of(start..start + tokens));
         blocks.push((start, tokens, capacity, codes));
     }

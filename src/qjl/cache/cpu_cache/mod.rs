@@ -300,7 +300,7 @@ impl CpuQjlCache {
         let shared = self.ledger.options.tables.iter().flatten().map(|tables| tables.bytes() as u64);
         unique.total()
             + shared.sum::<u64>()
-            + self.coders.all.iter().map(super::coders::Coder::bytes).sum::<u64>()
+            + self.coders.all.iter().map(|codec| codec.bytes() as u64).sum::<u64>()
     }
 
     /// Bytes of all rows that have not left, as they came: what the cache stands for.

@@ -2,7 +2,6 @@
 
 #![allow(clippy::indexing_slicing, reason = "rows are as wide as the track's coder says")]
 
-use super::super::super::cpu::{SignRows, SketchedQueries};
 use super::super::super::planes::{Codec, Fields};
 use crate::attention::Rows;
 use crate::tensor::TensorView;
@@ -56,40 +55,5 @@ impl Rows for Joined<'_> {
             Some((codec, fields)) => fields.score(codec, query, row),
             None => weight * crate::attention::dot(query, row),
         }
-    }
-}
-
-/// Rows whose numbers stand behind `dim` zeros.
-pub(super) struct Behind<R> {
-    pub(super) dim: usize,
-    pub(super) rows: R,
-}
-
-impl Rows for Behind<SignRows<'_>> {
-    fn width(&self) -> usize {
-        self.dim + self.rows.width()
-    }
-
-    fn read(&self, batch: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32> {
-        row[..self.dim].fill(0.0);
-        self.rows.read(batch, head, token, &mut row[self.dim..])
-    }
-}
-
-/// Queries as `[q, S q]`.
-pub(super) struct BothQueries<'a> {
-    pub(super) queries: &'a TensorView<'a>,
-    pub(super) sketched: SketchedQueries<'a>,
-}
-
-impl Rows for BothQueries<'_> {
-    fn width(&self) -> usize {
-        self.queries.shape().dim + self.sketched.width()
-    }
-
-    fn read(&self, batch: usize, head: usize, token: usize, row: &mut [f32]) -> Option<f32> {
-        let (plain, sketch) = row.split_at_mut(self.queries.shape().dim);
-        self.queries.read(batch, head, token, plain)?;
-        self.sketched.read(batch, head, token, sketch)
     }
 }

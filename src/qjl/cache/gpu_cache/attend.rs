@@ -1,14 +1,13 @@
 //! Attention over what every sequence holds: coded blocks first, then raw rows, all partial results on one scale.
 
-use super::super::super::gpu::Ops as SketchOps;
 use super::super::super::planes::gpu::{Ops as PlaneOps, PositionBuffer};
 use super::super::track::Coded;
 use super::QjlCache;
-use super::codes::{DeviceCoder, DeviceCodes};
-use crate::attention::gpu::{Ops as Exact, Pass, Staged, Tiling, combine};
+use super::codes::DeviceCodes;
+use crate::attention::gpu::{Ops as Exact, Pass, Staged, Tiling};
 use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::cache::Segment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gpu::{KvView, Recording};
 use crate::tensor::Shape;
 
@@ -46,10 +45,7 @@ pub(super) fn attend(
         }
     }
     let gpu = &cache.gpu;
-    let coded_tiling = match cache.device_coder(layer)? {
-        DeviceCoder::Planes { codec, .. } => PlaneOps::new(gpu).tiling(codec, g),
-        DeviceCoder::Sketch { .. } => Tiling::rows(g),
-    };
+    let coded_tiling = PlaneOps::new(gpu).tiling(&cache.device_codec(layer)?.buffer, g);
     let stages = [(coded.as_slice(), coded_tiling), (raw.as_slice(), Tiling::rows(g))];
     let mut staged = Pass::stages(gpu, g, shape.value_dim, &lengths, &stages, options)?;
     let mut recording = Recording::new(gpu);
@@ -75,29 +71,21 @@ fn attend_coded(
     blocks: &[CodedPart<'_>],
     precision: Precision,
 ) -> Result<()> {
-    let (gpu, coder) = (&cache.gpu, cache.device_coder(layer)?);
+    let (ops, codec) = (PlaneOps::new(&cache.gpu), cache.device_codec(layer)?);
     let Some((passes, _)) = staged.stages.first_mut().filter(|(passes, _)| !passes.is_empty()) else {
         return Ok(());
     };
     let sketches = project(cache, recording, layer, g, queries)?;
     for (pass, part) in passes.iter_mut().zip(blocks) {
         pass.only(part.live.clone())?;
-        match (part.block.codes.as_ref(), coder) {
-            (DeviceCodes::Planes { keys, values, positions }, DeviceCoder::Planes { codec, angles }) => {
-                if positions.is_none() {
-                    pass.consecutive(part.position);
-                }
-                let positions =
-                    PositionBuffer::of_store(angles, positions.as_ref(), part.position, keys.shape.tokens);
-                let ops = PlaneOps::new(gpu);
-                let arithmetic = ops.arithmetic(precision);
-                ops.attend(recording, pass, &sketches, codec, [keys, values], &positions, arithmetic)?;
-            }
-            (DeviceCodes::Sketch { keys, values }, DeviceCoder::Sketch { projection, .. }) => {
-                SketchOps::new(gpu).attend(recording, pass, &sketches, keys, values, projection)?;
-            }
-            _ => return Err(Error::range("coder", "the one that the block was made with", "another")),
+        let DeviceCodes { keys, values, positions } = part.block.codes.as_ref();
+        if positions.is_none() {
+            pass.consecutive(part.position);
         }
+        let (first, tokens) = (part.position, keys.shape().tokens);
+        let positions = PositionBuffer::of_store(&codec.angles, positions.as_ref(), first, tokens);
+        let arithmetic = ops.arithmetic(precision);
+        ops.attend(recording, pass, &sketches, &codec.buffer, [keys, values], &positions, arithmetic)?;
     }
     Ok(())
 }
@@ -110,29 +98,18 @@ pub(super) fn project(
     g: Geometry,
     queries: &KvView,
 ) -> Result<wgpu::Buffer> {
-    let gpu = &cache.gpu;
-    match cache.device_coder(layer)? {
-        DeviceCoder::Sketch { projection, .. } => {
-            let ops = SketchOps::new(gpu);
-            let sketches = ops.sketches(projection, queries.shape().rows())?;
-            ops.project(recording, queries, projection, (&sketches, 0))?;
-            Ok(sketches)
+    let (ops, codec) = (PlaneOps::new(&cache.gpu), &cache.device_codec(layer)?.buffer);
+    let sketches = ops.sketches(codec.codec(), g)?;
+    for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
+        if track.coded.is_empty() {
+            continue;
         }
-        DeviceCoder::Planes { codec, .. } => {
-            let ops = PlaneOps::new(gpu);
-            let sketches = ops.sketches(codec.codec(), g)?;
-            for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
-                if track.coded.is_empty() {
-                    continue;
-                }
-                let Some(tables) = cache.tables(layer, &track.extra) else { continue };
-                let own = queries.part(sequence, 0, queries.shape().tokens);
-                let first = sequence * g.query_heads * g.queries;
-                ops.project(recording, g, &own, codec, tables, (&sketches, first))?;
-            }
-            Ok(sketches)
-        }
+        let Some(tables) = cache.tables(layer, &track.extra) else { continue };
+        let own = queries.part(sequence, 0, queries.shape().tokens);
+        let first = sequence * g.query_heads * g.queries;
+        ops.project(recording, g, &own, codec, tables, (&sketches, first))?;
     }
+    Ok(sketches)
 }
 
 /// Joins what all passes found; what came of rotated values is turned back first.
@@ -145,16 +122,9 @@ fn join(
     options: &AttendOptions<'_>,
     output: &KvView,
 ) -> Result<()> {
-    let gpu = &cache.gpu;
     let coded = staged.stages.first().map_or(0, |&(_, splits)| splits);
-    let DeviceCoder::Planes { codec, .. } = cache.device_coder(layer)? else {
-        return combine(recording, gpu, &staged.partials, staged.splits, options, output);
-    };
-    if coded == 0 {
-        return combine(recording, gpu, &staged.partials, staged.splits, options, output);
-    }
     let rows = crate::gpu::index32(g.batch * g.query_heads * g.queries)?;
+    let codec = &cache.device_codec(layer)?.buffer;
     let sizes = [rows, coded, staged.splits];
-    let joined = PlaneOps::new(gpu).unrotate(recording, &staged.partials, sizes, codec)?;
-    combine(recording, gpu, &joined, 1, options, output)
+    PlaneOps::new(&cache.gpu).join(recording, &staged.partials, sizes, codec, options, output)
 }

@@ -7,7 +7,7 @@ use super::super::super::planes::CALIBRATION_TOKENS;
 use super::super::super::planes::gpu::{Angles, Ops as PlaneOps, PositionBuffer, TableBuffer};
 use super::super::track::{Fill, MakeCodes};
 use super::blocks::{MIN_BLOCK, Sized, rows};
-use super::codes::{DeviceCoder, DeviceCodes};
+use super::codes::{DeviceCodec, DeviceCodes};
 use super::{DeviceTrack, QjlCache};
 use crate::cache::LayerShape;
 use crate::cache::tail::Write;
@@ -18,14 +18,14 @@ use crate::tensor::checked_bytes;
 
 struct MakeDeviceCodes<'a> {
     cache: &'a QjlCache,
-    coder: &'a DeviceCoder,
+    codec: &'a DeviceCodec,
     layer: &'a LayerShape,
     copies: &'a mut Copies,
 }
 
 impl MakeCodes<DeviceCodes> for MakeDeviceCodes<'_> {
     fn make(&mut self, capacity: usize) -> Result<DeviceCodes> {
-        DeviceCodes::new(&self.cache.gpu, self.coder, self.layer, capacity, self.cache.status())
+        DeviceCodes::new(&self.cache.gpu, self.codec, self.layer, capacity, self.cache.status())
     }
 
     fn copy(&mut self, codes: &DeviceCodes, capacity: usize) -> Result<DeviceCodes> {
@@ -83,8 +83,8 @@ impl Commit<'_> {
         next.evict(rules);
         let end = next.codable(rules, all);
         if end > next.tail.first() && (!learns || next.extra.tables.is_some()) {
-            let coder = cache.device_coder(layer)?;
-            let mut make = MakeDeviceCodes { cache, coder, layer: &shape, copies: &mut self.copies };
+            let codec = cache.device_codec(layer)?;
+            let mut make = MakeDeviceCodes { cache, codec, layer: &shape, copies: &mut self.copies };
             let (mut coded, fills) = next.coded(rules, (end, all), &mut make)?;
             for fill in fills {
                 self.code(layer, &shape, (&next, &mut coded), &fill)?;
@@ -117,15 +117,16 @@ impl Commit<'_> {
         layer: usize,
         track: &DeviceTrack,
         tokens: Range<usize>,
-    ) -> Result<Option<PositionBuffer>> {
-        let (gpu, coder) = (&self.cache.gpu, self.cache.device_coder(layer)?);
-        let DeviceCoder::Planes { angles: held, .. } = coder else { return Ok(None) };
+    ) -> Result<PositionBuffer> {
+        let (gpu, codec) = (&self.cache.gpu, self.cache.device_codec(layer)?);
+        let held = &codec.angles;
         let all = track.runs.of(tokens.clone());
         let last = all.iter().copied().max().unwrap_or(0);
         let slot = self.cache.coders.index(layer).and_then(|index| self.angles.get_mut(index));
-        let Some(slot) = slot else { return Ok(None) };
+        let missing = || Error::range("layer", "one of the cache's", layer);
+        let slot = slot.ok_or_else(missing)?;
         if slot.as_ref().unwrap_or(held).end <= u64::from(last) {
-            *slot = coder.grown(gpu, last)?;
+            *slot = codec.grown(gpu, last)?;
         }
         let angles = slot.as_ref().unwrap_or(held);
         let stored = if track.runs.are_consecutive(&tokens) {
@@ -134,17 +135,13 @@ impl Commit<'_> {
             Some(gpu.upload("positions", bytemuck::cast_slice(&all))?)
         };
         let first = all.first().copied().unwrap_or(0);
-        Ok(Some(PositionBuffer::of_store(angles, stored.as_ref(), first, tokens.len())))
+        Ok(PositionBuffer::of_store(angles, stored.as_ref(), first, tokens.len()))
     }
 
     fn learn(&mut self, layer: usize, shape: &LayerShape, track: &DeviceTrack) -> Result<TableBuffer> {
         let tokens = self.cache.ledger.rules.sinks..CALIBRATION_TOKENS;
         let positions = self.positions(layer, track, tokens.clone())?;
-        let (DeviceCoder::Planes { codec, .. }, Some(positions)) =
-            (self.cache.device_coder(layer)?, positions)
-        else {
-            return Err(Error::range("coding", "one that learns", "a sketch"));
-        };
+        let codec = &self.cache.device_codec(layer)?.buffer;
         let tables = TableBuffer::new(&self.cache.gpu, shape.kv_heads, shape.key_dim)?;
         let energies = match &track.extra.energies {
             Some(energies) => energies.as_ref().clone(),
@@ -170,17 +167,17 @@ impl Commit<'_> {
         let Some(block) = track.coded.get_mut(fill.block) else { return Ok(()) };
         // Positions of the whole block stand beside it where they do not follow each other.
         let held = block.start..block.end();
-        if positions.is_some() && !from.runs.are_consecutive(&held) {
+        if !from.runs.are_consecutive(&held) {
             let mut all = from.runs.of(held);
             all.resize(block.capacity, 0);
             let stored = cache.gpu.upload("positions", bytemuck::cast_slice(&all))?;
             block.codes = Arc::new(block.codes.at_positions(Some(stored)));
         }
-        let centre = cache.tables(layer, &track.extra).zip(positions.as_ref());
+        let centre = cache.tables(layer, &track.extra).map(|tables| (tables, &positions));
         let Some(block) = track.coded.get(fill.block) else { return Ok(()) };
         let rows = [&keys, &values];
-        let coder = cache.device_coder(layer)?;
-        block.codes.encode(&mut self.recording, &cache.gpu, coder, rows, centre, fill.at)
+        let codec = cache.device_codec(layer)?;
+        block.codes.encode(&mut self.recording, &cache.gpu, codec, rows, centre, fill.at)
     }
 }
 

@@ -25,7 +25,7 @@ use crate::gpu::{Gpu, KvView, ReadBack, Recording, words};
 pub use transfer::CacheReadBack;
 
 use blocks::{MIN_BLOCK, Sized};
-use codes::{DeviceCoder, DeviceCodes, upload_tables};
+use codes::{DeviceCodec, DeviceCodes, upload_tables};
 use commit::{Committed, energies_for};
 
 /// What a track knows of its keys and queries.
@@ -52,7 +52,7 @@ pub struct QjlCache {
     gpu: Gpu,
     pub(crate) ledger: Ledger<RawBlock, DeviceCodes, Learnt>,
     coders: Coders,
-    devices: Vec<DeviceCoder>,
+    devices: Vec<DeviceCodec>,
     /// Of every layer: tables that all sequences share, where they make none of their own.
     shared: Vec<Option<TableBuffer>>,
     /// Counts of odd keys, and of odd values.
@@ -83,8 +83,8 @@ impl QjlCache {
     /// A cache without sequences.
     fn with_coders(gpu: &Gpu, layers: &[LayerShape], options: CacheOptions, coders: Coders) -> Result<Self> {
         let ledger = Ledger::new(layers, 0, options)?;
-        let devices: Vec<DeviceCoder> =
-            coders.all.iter().map(|coder| DeviceCoder::upload(gpu, coder)).collect::<Result<_>>()?;
+        let devices = coders.all.iter().map(|codec| DeviceCodec::upload(gpu, codec));
+        let devices = devices.collect::<Result<_>>()?;
         let mut cache = Self {
             gpu: gpu.clone(),
             ledger,
@@ -96,9 +96,9 @@ impl QjlCache {
         for (index, layer) in layers.iter().enumerate() {
             let tables = cache.ledger.options.tables.as_ref().and_then(|tables| tables.get(index));
             let learns = cache.ledger.options.learns();
-            let tables =
-                if learns { None } else { upload_tables(gpu, cache.device_coder(index)?, layer, tables)? };
-            cache.shared.push(tables);
+            let codec = cache.device_codec(index)?;
+            let shared = if learns { None } else { Some(upload_tables(gpu, codec, layer, tables)?) };
+            cache.shared.push(shared);
         }
         Ok(cache)
     }
@@ -338,8 +338,8 @@ impl QjlCache {
     fn take(&mut self, committed: Committed) {
         self.ledger.sequences = committed.sequences;
         for (device, grown) in self.devices.iter_mut().zip(committed.angles) {
-            if let (DeviceCoder::Planes { angles, .. }, Some(grown)) = (device, grown) {
-                *angles = grown;
+            if let Some(grown) = grown {
+                device.angles = grown;
             }
         }
     }
@@ -362,7 +362,7 @@ impl QjlCache {
         }
         let shared = self.shared.iter().flatten().map(TableBuffer::bytes).sum::<u64>();
         let status = self.status.iter().map(wgpu::Buffer::size).sum::<u64>();
-        unique.total() + shared + status + self.devices.iter().map(DeviceCoder::bytes).sum::<u64>()
+        unique.total() + shared + status + self.devices.iter().map(DeviceCodec::bytes).sum::<u64>()
     }
 
     /// Bytes of all rows that have not left, as they came: what the cache stands for.
@@ -379,15 +379,15 @@ impl QjlCache {
 
     /// Makes angles for positions up to `last`.
     fn grow(&mut self, layer: usize, last: u32) -> Result<()> {
-        let grown = self.device_coder(layer)?.grown(&self.gpu, last)?;
+        let grown = self.device_codec(layer)?.grown(&self.gpu, last)?;
         let device = self.coders.index(layer).and_then(|index| self.devices.get_mut(index));
-        if let (Some(DeviceCoder::Planes { angles, .. }), Some(grown)) = (device, grown) {
-            *angles = grown;
+        if let (Some(device), Some(grown)) = (device, grown) {
+            device.angles = grown;
         }
         Ok(())
     }
 
-    fn device_coder(&self, layer: usize) -> Result<&DeviceCoder> {
+    fn device_codec(&self, layer: usize) -> Result<&DeviceCodec> {
         let missing = || Error::range("layer", format!("below {}", self.ledger.layers.len()), layer);
         self.coders.index(layer).and_then(|index| self.devices.get(index)).ok_or_else(missing)
     }

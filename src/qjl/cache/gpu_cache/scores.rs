@@ -1,10 +1,9 @@
 //! Scores of what every sequence holds, coded and raw.
 
-use super::super::super::gpu::Ops as SketchOps;
 use super::super::super::planes::gpu::{Ops as PlaneOps, PositionBuffer};
 use super::QjlCache;
 use super::attend::project;
-use super::codes::{DeviceCoder, DeviceCodes};
+use super::codes::DeviceCodes;
 use crate::attention::Geometry;
 use crate::attention::gpu::{Ops as Exact, ScorePlace};
 use crate::error::{Error, Result};
@@ -43,7 +42,7 @@ fn record(
     queries: &KvView,
     output: &KvView,
 ) -> Result<()> {
-    let (gpu, coder) = (&cache.gpu, cache.device_coder(layer)?);
+    let (gpu, codec) = (&cache.gpu, cache.device_codec(layer)?);
     let sketches = project(cache, recording, layer, g, queries)?;
     let pitch = output.shape().dim;
     for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
@@ -52,18 +51,11 @@ fn record(
             let live = tokens.start - block.start..tokens.end - block.start;
             let place = ScorePlace { first_row, live, pitch, column: block.start };
             let g = Geometry { batch: 1, tokens: block.capacity, ..g };
-            match (block.codes.as_ref(), coder) {
-                (DeviceCodes::Planes { keys, positions, .. }, DeviceCoder::Planes { codec, angles }) => {
-                    let first = track.runs.position(block.start);
-                    let positions = PositionBuffer::of_store(angles, positions.as_ref(), first, g.tokens);
-                    let ops = PlaneOps::new(gpu);
-                    ops.scores(recording, g, &sketches, codec, (keys, &positions), &place, output)?;
-                }
-                (DeviceCodes::Sketch { keys, .. }, DeviceCoder::Sketch { projection, .. }) => {
-                    SketchOps::new(gpu).scores(recording, g, &sketches, keys, projection, &place, output)?;
-                }
-                _ => return Err(Error::range("coder", "the one that the block was made with", "another")),
-            }
+            let DeviceCodes { keys, positions, .. } = block.codes.as_ref();
+            let first = track.runs.position(block.start);
+            let positions = PositionBuffer::of_store(&codec.angles, positions.as_ref(), first, g.tokens);
+            let ops = PlaneOps::new(gpu);
+            ops.scores(recording, g, &sketches, &codec.buffer, (keys, &positions), &place, output)?;
         }
         for piece in track.visible_raw() {
             let [keys, _] = piece.rows.views(piece.at, piece.tokens);

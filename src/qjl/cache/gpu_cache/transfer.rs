@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::super::cpu_cache::{CpuQjlCache, HostCodes, HostTrack, Learnt as HostLearnt};
 use super::super::ledger::Ledger;
 use super::super::track::Coded;
-use super::codes::{DeviceCoder, DeviceCodes};
+use super::codes::DeviceCodes;
 use super::{DeviceTrack, Learnt, QjlCache, StatusReadBack};
 use crate::cache::LayerShape;
 use crate::cache::host::HostBlock;
@@ -16,15 +16,14 @@ use crate::error::Result;
 use crate::gpu::block::RawBlock;
 use crate::gpu::{Gpu, ReadBack, words};
 use crate::qjl::cache::coders::Coders;
-use crate::qjl::gpu::{CodesReadBack, QuantizedValueBuffers, SketchedKeyBuffers};
 use crate::qjl::planes::gpu::{PlaneBuffer, Side, TableBuffer};
 use crate::qjl::planes::{QueryEnergy, Tables};
 
 /// A block of codes on its way.
 #[derive(Debug)]
-enum CodesOnTheWay {
-    Planes { keys: (PlaneBuffer, [ReadBack; 2]), values: (PlaneBuffer, [ReadBack; 2]) },
-    Sketch { keys: (SketchedKeyBuffers, CodesReadBack), values: (QuantizedValueBuffers, CodesReadBack) },
+struct CodesOnTheWay {
+    keys: (PlaneBuffer, [ReadBack; 2]),
+    values: (PlaneBuffer, [ReadBack; 2]),
 }
 
 /// Something on its way that tracks may share, by where the device's handle of it stands.
@@ -275,20 +274,18 @@ impl Uploaded {
                 Some(codes) => Arc::clone(codes),
                 None => {
                     let consecutive = track.runs.are_consecutive(&tokens);
-                    let coder = cache.device_coder(layer)?;
-                    let codes = DeviceCodes::upload(&gpu, coder, &block.codes, consecutive, cache.status())?;
+                    let codes = DeviceCodes::upload(&gpu, &block.codes, consecutive, cache.status())?;
                     self.codes.entry(place(&block.codes)).or_insert(Arc::new(codes)).clone()
                 }
             };
             coded.push(Coded { start: block.start, tokens: block.tokens, capacity: block.capacity, codes });
         }
         let mut extra = Learnt { counted: track.extra.counted, ..Learnt::default() };
-        if let (Some(tables), DeviceCoder::Planes { codec, .. }) =
-            (&track.extra.tables, cache.device_coder(layer)?)
-        {
+        if let Some(tables) = &track.extra.tables {
+            let codec = cache.device_codec(layer)?.buffer.codec();
             let uploaded = match self.tables.get(&place(tables)) {
                 Some(uploaded) => Arc::clone(uploaded),
-                None => Arc::new(TableBuffer::upload(&gpu, codec.codec(), tables)?),
+                None => Arc::new(TableBuffer::upload(&gpu, codec, tables)?),
             };
             extra.tables = Some(Arc::clone(self.tables.entry(place(tables)).or_insert(uploaded)));
         }
@@ -313,58 +310,36 @@ impl Uploaded {
 
 impl DeviceCodes {
     fn read_back(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<CodesOnTheWay> {
-        Ok(match self {
-            Self::Planes { keys, values, .. } => CodesOnTheWay::Planes {
-                keys: (keys.clone(), keys.read_back(gpu, encoder)?),
-                values: (values.clone(), values.read_back(gpu, encoder)?),
-            },
-            Self::Sketch { keys, values } => CodesOnTheWay::Sketch {
-                keys: (keys.clone(), keys.read_back(gpu, encoder)?),
-                values: (values.clone(), values.read_back(gpu, encoder)?),
-            },
+        let Self { keys, values, .. } = self;
+        Ok(CodesOnTheWay {
+            keys: (keys.clone(), keys.read_back(gpu, encoder)?),
+            values: (values.clone(), values.read_back(gpu, encoder)?),
         })
     }
 
     /// A block like that on the host; its odd rows are counted already.
     fn upload(
         gpu: &Gpu,
-        coder: &DeviceCoder,
-        codes: &HostCodes,
+        HostCodes { keys, values }: &HostCodes,
         consecutive: bool,
         [key_status, value_status]: [&wgpu::Buffer; 2],
     ) -> Result<Self> {
-        Ok(match (codes, coder) {
-            (HostCodes::Sketch { keys, values }, DeviceCoder::Sketch { projection, scale }) => Self::Sketch {
-                keys: SketchedKeyBuffers::uploaded(gpu, keys, projection, *scale, key_status.clone())?,
-                values: QuantizedValueBuffers::uploaded(gpu, values, value_status.clone())?,
-            },
-            (HostCodes::Planes { keys, values }, _) => {
-                let positions = if consecutive {
-                    None
-                } else {
-                    Some(gpu.upload("positions", bytemuck::cast_slice(&keys.positions))?)
-                };
-                let keys = PlaneBuffer::upload(gpu, keys, Side::Keys, key_status.clone())?;
-                let values = PlaneBuffer::upload(gpu, values, Side::Values, value_status.clone())?;
-                Self::Planes { keys, values, positions }
-            }
-            _ => return Err(crate::Error::range("coder", "the one that the block was made with", "another")),
-        })
+        let positions = if consecutive {
+            None
+        } else {
+            Some(gpu.upload("positions", bytemuck::cast_slice(&keys.positions))?)
+        };
+        let keys = PlaneBuffer::upload(gpu, keys, Side::Keys, key_status.clone())?;
+        let values = PlaneBuffer::upload(gpu, values, Side::Values, value_status.clone())?;
+        Ok(Self { keys, values, positions })
     }
 }
 
 impl CodesOnTheWay {
     async fn parse(self) -> Result<HostCodes> {
-        Ok(match self {
-            Self::Planes { keys: (keys, key_back), values: (values, value_back) } => {
-                let mut coded = keys.parse(key_back).await?;
-                coded.positions = vec![0; coded.shape.tokens];
-                HostCodes::Planes { keys: coded, values: values.parse(value_back).await? }
-            }
-            Self::Sketch { keys: (keys, key_back), values: (values, value_back) } => HostCodes::Sketch {
-                keys: keys.parse(key_back).await?,
-                values: values.parse(value_back).await?,
-            },
-        })
+        let Self { keys: (keys, key_back), values: (values, value_back) } = self;
+        let mut coded = keys.parse(key_back).await?;
+        coded.positions = vec![0; coded.shape.tokens];
+        Ok(HostCodes { keys: coded, values: values.parse(value_back).await? })
     }
 }

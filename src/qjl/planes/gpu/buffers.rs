@@ -40,6 +40,14 @@ impl TableBuffer {
         Ok(Self { sets: 1, heads, dim, buffer: gpu.storage("tables", bytes as u64)? })
     }
 
+    /// Tables that change nothing, for rows that are not centred.
+    pub(in crate::qjl) fn plain(gpu: &Gpu, heads: usize, dim: usize) -> Result<Self> {
+        let channel =
+            |channel: usize| Channel { channel: channel as u32, pair: 0, mean: 0.0, turned: 0.0, sigma: 1.0 };
+        let channels: Vec<Channel> = (0..heads).flat_map(|_| (0..dim).map(channel)).collect();
+        Ok(Self { sets: 1, heads, dim, buffer: gpu.upload("tables", bytemuck::cast_slice(&channels))? })
+    }
+
     pub(in crate::qjl) fn upload(gpu: &Gpu, codec: &Codec, tables: &Tables) -> Result<Self> {
         // Of each channel: its pair, the other channel of it, and the sign with which that one's mean turns into this one.
         let still = (pairs(codec) as u32 - 1, 0, 0.0);
@@ -118,6 +126,11 @@ pub(in crate::qjl) struct Angles {
 }
 
 impl Angles {
+    /// No angles, for rows that are not centred.
+    fn none(gpu: &Gpu) -> Result<Self> {
+        Ok(Self { buffer: gpu.storage("angles", 16)?, fine_at: 0, tile_at: 0, end: u64::MAX })
+    }
+
     /// The angles of positions up to `last`, rounded up to a whole tile.
     pub(in crate::qjl) fn upload(gpu: &Gpu, codec: &Codec, last: u32) -> Result<Self> {
         // Without a mean that turns no kernel reads an angle, and one row does.
@@ -196,6 +209,13 @@ impl PositionBuffer {
         Ok(Self { batch, tokens, host, first, positions, angles: Angles::upload(gpu, codec, last)? })
     }
 
+    /// No positions, for rows that are not centred.
+    pub(in crate::qjl) fn nowhere(gpu: &Gpu) -> Result<Self> {
+        let angles = Angles::none(gpu)?;
+        let positions = angles.buffer.clone();
+        Ok(Self { batch: 0, tokens: 0, host: Vec::new(), first: Some(0), positions, angles })
+    }
+
     /// The positions of one sequence's tokens in a store: stored, or consecutive from the first on.
     pub(in crate::qjl) fn of_store(
         angles: &Angles,
@@ -219,10 +239,10 @@ impl PositionBuffer {
 pub struct PlaneBuffer {
     pub(in crate::qjl) shape: Shape,
     pub(super) layout: CodeLayout,
-    pub(super) side: Side,
+    pub(in crate::qjl) side: Side,
     pub(super) positions: Vec<u32>,
     pub(in crate::qjl) store: wgpu::Buffer,
-    pub(super) status: wgpu::Buffer,
+    pub(in crate::qjl) status: wgpu::Buffer,
     /// Where scalars and block means begin, in words.
     pub(super) scales_at: usize,
     pub(super) means_at: usize,
@@ -231,7 +251,7 @@ pub struct PlaneBuffer {
 
 impl PlaneBuffer {
     /// Room for rows of this shape and, of keys, for `means` block means.
-    pub(super) fn new(
+    pub(in crate::qjl) fn new(
         gpu: &Gpu,
         shape: Shape,
         (codec, side): (&Codec, Side),

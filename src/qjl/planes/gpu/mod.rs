@@ -9,10 +9,13 @@ mod variants;
 
 pub(in crate::qjl) use buffers::Angles;
 pub use buffers::{PlaneBuffer, PositionBuffer, TableBuffer};
+pub(in crate::qjl) use record::Coding;
 pub use rotations::CodecBuffer;
+pub(in crate::qjl) use rotations::projection_words;
+pub(in crate::qjl) use variants::Make;
 pub(crate) use variants::variants;
 
-use super::{CodeLayout, Codec, Tables};
+use super::{CodeLayout, Codec, Tables, check_rows};
 use crate::attention::gpu::{Ops as Exact, Pass, ScorePlace, Tiling, combine, whole};
 use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::error::{Error, Result};
@@ -79,7 +82,7 @@ impl Ops {
     /// # Errors
     /// [`Error::Shape`] when the tables are not for the codec's keys, [`Error::Limit`], [`Error::OutOfMemory`].
     pub fn upload_tables(&self, codec: &CodecBuffer, tables: &Tables) -> Result<TableBuffer> {
-        let dim = codec.codec.keys().channels();
+        let dim = codec.codec.key_dim();
         tables.check(Shape { batch: tables.sets, heads: tables.heads, tokens: 0, dim })?;
         TableBuffer::upload(&self.gpu, &codec.codec, tables)
     }
@@ -112,7 +115,7 @@ impl Ops {
         positions: &PositionBuffer,
     ) -> Result<PlaneBuffer> {
         let shape = keys.shape();
-        codec.codec.check_rows("keys", codec.codec.keys(), shape)?;
+        check_rows("keys", codec.codec.key_dim(), shape)?;
         check_tables(shape, tables)?;
         check_positions(shape, positions)?;
         let (_, means) = codec.codec.key_rows(shape);
@@ -139,11 +142,11 @@ impl Ops {
         codec: &CodecBuffer,
     ) -> Result<PlaneBuffer> {
         let shape = values.shape();
-        codec.codec.check_rows("values", codec.codec.values(), shape)?;
+        check_rows("values", codec.codec.value_dim(), shape)?;
         let codes = PlaneBuffer::new(&self.gpu, shape, (&codec.codec, Side::Values), Vec::new(), 0)?;
         let mut recording = Recording::new(&self.gpu);
         if shape.rows() > 0 {
-            let (tables, positions) = self.plain(codec, shape.heads)?;
+            let (tables, positions) = self.plain(shape.heads, shape.dim)?;
             self.encode(&mut recording, values, codec, &codes, (&tables, &positions), 0)?;
         }
         recording.record(encoder);
@@ -228,12 +231,29 @@ impl Ops {
                 Exact::new(&self.gpu).exact(&mut recording, pass, [queries, keys, values])?;
             }
             let (rows, coded_splits, splits) = coded.splits();
-            let joined =
-                self.unrotate(&mut recording, &coded.partials, [rows, coded_splits, splits], codec)?;
-            combine(&mut recording, &self.gpu, &joined, 1, options, output)?;
+            let sizes = [rows, coded_splits, splits];
+            self.join(&mut recording, &coded.partials, sizes, codec, options, output)?;
         }
         recording.record(encoder);
         Ok(())
+    }
+
+    /// Joins partial results of so many query rows, with so many splits of coded rows, the first, and in all. What came of
+    /// rotated values is turned back first.
+    pub(in crate::qjl) fn join(
+        &self,
+        recording: &mut Recording<'_>,
+        partials: &wgpu::Buffer,
+        [rows, coded, splits]: [u32; 3],
+        codec: &CodecBuffer,
+        options: &AttendOptions<'_>,
+        output: &KvView,
+    ) -> Result<()> {
+        if coded == 0 || codec.codec.sketch().is_some() {
+            return combine(recording, &self.gpu, partials, splits, options, output);
+        }
+        let joined = self.unrotate(recording, partials, [rows, coded, splits], codec)?;
+        combine(recording, &self.gpu, &joined, 1, options, output)
     }
 
     /// How codes meet queries and weights on this device.

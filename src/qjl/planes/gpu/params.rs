@@ -7,16 +7,16 @@ use crate::gpu::InputParams;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct EncodeParams {
-    pub(super) view: InputParams,
-    pub(super) set_heads: u32,
-    pub(super) fine_at: u32,
-    pub(super) scales_at: u32,
-    pub(super) means_at: u32,
-    pub(super) block: u32,
-    pub(super) position: u32,
-    pub(super) consecutive: u32,
-    pub(super) padding: u32,
+pub(in crate::qjl) struct EncodeParams {
+    pub(in crate::qjl) view: InputParams,
+    pub(in crate::qjl) set_heads: u32,
+    pub(in crate::qjl) fine_at: u32,
+    pub(in crate::qjl) scales_at: u32,
+    pub(in crate::qjl) means_at: u32,
+    pub(in crate::qjl) block: u32,
+    pub(in crate::qjl) position: u32,
+    pub(in crate::qjl) consecutive: u32,
+    pub(in crate::qjl) padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,6 +1,6 @@
 //! The recorders: each records the kernel of its name in `shaders/planes/`.
 
-use super::super::{Centring, Codec, Tables};
+use super::super::Codec;
 use super::params::{
     AttendParams, BlockMeansParams, CalibrateParams, EncodeParams, ProjectParams, QueryEnergyParams,
     ScoresParams, TileParams, UnrotateParams,
@@ -11,38 +11,69 @@ use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
 use crate::attention::Geometry;
 use crate::attention::gpu::{AttentionParams, Pass, ScorePlace, Tiling, partial_stride};
 use crate::error::Result;
-use crate::gpu::{Arithmetic, Dispatch, KvView, Recording, ViewUse, Window, index32};
-use crate::rope::Positions;
+use crate::gpu::{Arithmetic, Dispatch, InputParams, KvView, Recording, ViewUse, Window, index32};
+use crate::qjl::gpu::Ops as SketchOps;
 use crate::tensor::checked_bytes;
 
 /// Invocations of a workgroup that moves words.
 const WORKGROUP: u64 = 128;
 
 /// Rows on their way from their coding to their tiles: where scalars and means stand behind their codes, in words.
-struct Rows {
-    buffer: wgpu::Buffer,
-    scales_at: usize,
+pub(in crate::qjl) struct Rows {
+    pub(in crate::qjl) buffer: wgpu::Buffer,
+    pub(in crate::qjl) scales_at: usize,
     means_at: usize,
     /// Block means of a head.
     blocks: usize,
 }
 
+/// How rows are coded, and where to.
+pub(in crate::qjl) struct Coding<'a> {
+    pub(in crate::qjl) codec: &'a CodecBuffer,
+    pub(in crate::qjl) codes: &'a PlaneBuffer,
+    tables: &'a TableBuffer,
+    positions: &'a PositionBuffer,
+    pub(in crate::qjl) rows: Rows,
+}
+
+impl Coding<'_> {
+    pub(in crate::qjl) fn params(&self, view: InputParams) -> Result<EncodeParams> {
+        let (position, consecutive) = self.positions.consecutive();
+        Ok(EncodeParams {
+            view,
+            set_heads: self.tables.set_heads(),
+            fine_at: self.positions.angles.fine_at,
+            scales_at: index32(self.rows.scales_at)?,
+            means_at: index32(self.rows.means_at)?,
+            block: self.codec.codec.block().unwrap_or(1) as u32,
+            position,
+            consecutive,
+            padding: 0,
+        })
+    }
+
+    /// The buffers of a kernel that codes, in the order of its bindings.
+    pub(in crate::qjl) fn bindings(&self, input: Window) -> [Window; 7] {
+        [
+            input,
+            Window::whole(&self.tables.buffer),
+            Window::whole(&self.codec.rotations),
+            Window::whole(&self.positions.angles.buffer),
+            Window::whole(&self.positions.positions),
+            Window::whole(&self.rows.buffer),
+            Window::whole(&self.codes.status),
+        ]
+    }
+}
+
 impl Ops {
-    fn make<'a>(&self, codec: &'a CodecBuffer) -> Make<'a> {
+    pub(in crate::qjl) fn make<'a>(&self, codec: &'a CodecBuffer) -> Make<'a> {
         Make { codec: &codec.codec, subgroups: self.gpu.caps().shuffle_width() }
     }
 
-    /// Tables that change nothing, and no positions: what values are coded with.
-    pub(in crate::qjl) fn plain(
-        &self,
-        codec: &CodecBuffer,
-        heads: usize,
-    ) -> Result<(TableBuffer, PositionBuffer)> {
-        let dim = codec.codec.values().channels();
-        let plain = Codec::new(codec.codec.options().centring(Centring::None), dim, 1, None)?;
-        let tables = TableBuffer::upload(&self.gpu, &plain, &Tables::identity(heads, dim))?;
-        let nowhere = PositionBuffer::upload(&self.gpu, &plain, Positions::Explicit(&[]), [0, 0])?;
-        Ok((tables, nowhere))
+    /// Tables that change nothing, and no positions: what rows are coded with that are not centred.
+    pub(in crate::qjl) fn plain(&self, heads: usize, dim: usize) -> Result<(TableBuffer, PositionBuffer)> {
+        Ok((TableBuffer::plain(&self.gpu, heads, dim)?, PositionBuffer::nowhere(&self.gpu)?))
     }
 
     /// Codes rows, the first of which becomes token `first` of the store; whole blocks where there are block means, or all
@@ -57,38 +88,29 @@ impl Ops {
         (tables, positions): (&TableBuffer, &PositionBuffer),
         first: usize,
     ) -> Result<()> {
-        let (side, layout) = (codes.side, &codes.layout);
-        let coded = self.rows(rows, codec, codes)?;
-        if side == Side::Keys {
-            self.block_means(recording, rows, codec, &coded)?;
+        let rows_of = self.rows(rows, codec, codes)?;
+        let coding = Coding { codec, codes, tables, positions, rows: rows_of };
+        if codes.side == Side::Keys {
+            self.block_means(recording, rows, codec, &coding.rows)?;
         }
+        match (codec.codec.sketch(), codes.side) {
+            (None, _) => self.code(recording, rows, &coding)?,
+            (Some(_), Side::Keys) => SketchOps::new(&self.gpu).quantize(recording, rows, &coding)?,
+            (Some(_), Side::Values) => SketchOps::new(&self.gpu).quantize_values(recording, rows, &coding)?,
+        }
+        self.tile(recording, rows, codec, &coding.rows, codes, first)
+    }
+
+    /// Codes rotated rows.
+    fn code(&self, recording: &mut Recording<'_>, rows: &KvView, coding: &Coding<'_>) -> Result<()> {
         let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
-        let (position, consecutive) = positions.consecutive();
+        let Coding { codec, codes, .. } = coding;
         recording.add(Dispatch {
-            variant: self.make(codec).encode(layout, side == Side::Keys, rows.dtype()),
-            params: EncodeParams {
-                view,
-                set_heads: tables.set_heads(),
-                fine_at: positions.angles.fine_at,
-                scales_at: index32(coded.scales_at)?,
-                means_at: index32(coded.means_at)?,
-                block: codec.codec.block().unwrap_or(1) as u32,
-                position,
-                consecutive,
-                padding: 0,
-            },
-            buffers: &[
-                input,
-                Window::whole(&tables.buffer),
-                Window::whole(&codec.rotations),
-                Window::whole(&positions.angles.buffer),
-                Window::whole(&positions.positions),
-                Window::whole(&coded.buffer),
-                Window::whole(&codes.status),
-            ],
+            variant: self.make(codec).encode(&codes.layout, codes.side == Side::Keys, rows.dtype()),
+            params: coding.params(view)?,
+            buffers: &coding.bindings(input),
             workgroups: (rows.shape().rows() as u64).div_ceil(2),
-        })?;
-        self.tile(recording, rows, codec, &coded, codes, first)
+        })
     }
 
     /// Room for coded rows, one after the other.
@@ -247,8 +269,12 @@ impl Ops {
         (sketches, first): (&wgpu::Buffer, usize),
     ) -> Result<()> {
         let (input, view) = queries.bind_input("queries", &self.gpu)?;
+        let (variant, rows_a_workgroup) = match codec.codec.sketch() {
+            Some(sketch) => (self.make(codec).sketch_queries(sketch, queries.dtype()), 2),
+            None => (self.make(codec).project(queries.dtype()), 1),
+        };
         recording.add(Dispatch {
-            variant: self.make(codec).project(queries.dtype()),
+            variant,
             params: ProjectParams {
                 view,
                 group: index32(g.group)?,
@@ -262,7 +288,7 @@ impl Ops {
                 Window::whole(&codec.rotations),
                 Window::whole(sketches),
             ],
-            workgroups: queries.shape().rows() as u64,
+            workgroups: (queries.shape().rows() as u64).div_ceil(rows_a_workgroup),
         })
     }
 
@@ -355,7 +381,7 @@ impl Ops {
         [rows, coded, splits]: [u32; 3],
         codec: &CodecBuffer,
     ) -> Result<wgpu::Buffer> {
-        let stride = partial_stride(codec.codec.values().channels()) as usize;
+        let stride = partial_stride(codec.codec.value_dim()) as usize;
         let bytes = checked_bytes("partial results", &[rows as usize, stride], 16)?;
         let joined = self.gpu.scratch("joined", bytes as u64)?;
         recording.add(Dispatch {

@@ -2,13 +2,13 @@
 //! `shaders/planes/tile.wgsl` leaves them. Files and the host keep the canonical layout, [`PlaneCodes`].
 //!
 //! A group is 32 codes of b bits: of keys 32 channels of one token, of values 32 tokens of one channel. Its b words hold, of
-//! code `4 k + j`, the low four bits where b >= 4, the low two where b is 2 or 3, and the top one where b is odd, each where
-//! four codes that follow each other become the bytes of a word by a shift and a mask. The same word of the groups of a tile
-//! stands side by side: of 32 tokens, or of all channels.
+//! code `4 k + j`, all bits where b is 8, else the low four where b >= 4, the low two where b is 2 or 3, and the top one where b
+//! is odd, each where four codes that follow each other become the bytes of a word by a shift and a mask. The same word of the
+//! groups of a tile stands side by side: of 32 tokens, or of all channels.
 
 use half::f16;
 
-use super::super::{CodeLayout, PlaneCodes, Segment, SegmentCodes};
+use super::super::{BYTE, CodeLayout, PlaneCodes, Segment, SegmentCodes};
 use super::Side;
 use crate::tensor::Shape;
 
@@ -35,7 +35,9 @@ impl Field {
 fn fields(planes: u8, i: usize) -> impl Iterator<Item = Field> {
     let b = usize::from(planes);
     let (eight, base) = (i / 8, 8 * (i % 4) + 4 * (i / 4 % 2));
-    let nibble = (b >= 4).then_some(Field { word: eight, shift: base, low: 0, width: 4 });
+    let byte = (planes == BYTE).then_some(Field { word: i / 4, shift: 8 * (i % 4), low: 0, width: 8 });
+    let nibble =
+        (4..usize::from(BYTE)).contains(&b).then_some(Field { word: eight, shift: base, low: 0, width: 4 });
     let pair = (2..4).contains(&b).then_some(Field {
         word: eight / 2,
         shift: base + 2 * (eight % 2),
@@ -43,7 +45,7 @@ fn fields(planes: u8, i: usize) -> impl Iterator<Item = Field> {
         width: 2,
     });
     let top = (b % 2 == 1).then_some(Field { word: b - 1, shift: base + eight, low: b - 1, width: 1 });
-    [nibble, pair, top].into_iter().flatten()
+    [byte, nibble, pair, top].into_iter().flatten()
 }
 
 /// Sizes of a store.
@@ -117,6 +119,11 @@ impl Tiles {
     }
 }
 
+/// What turns a code over on its way to its tile: signed bytes stand 128 higher there, so that attention takes all codes alike.
+const fn offset(planes: u8) -> u32 {
+    if planes == BYTE { 0x80 } else { 0 }
+}
+
 /// Groups of a segment's channels.
 pub(super) fn groups(segment: &Segment) -> usize {
     if segment.planes > 0 { segment.channels.div_ceil(TILE) } else { 0 }
@@ -168,7 +175,7 @@ pub(super) fn pack(codes: &PlaneCodes, side: Side) -> Vec<u32> {
         let (planes, row) = (usize::from(segment.planes), head * shape.tokens + token);
         let Some(stored) = codes.segments.get(index) else { return };
         let own = stored.words.get(row * segment.words()..(row + 1) * segment.words()).unwrap_or_default();
-        let code = code(own, channel, planes);
+        let code = code(own, channel, planes) ^ offset(segment.planes);
         let first = rows.get(index).copied().unwrap_or_default();
         let [at, step, i] = tiles.group(head, token, first, channel, planes);
         for field in fields(segment.planes, i) {
@@ -202,7 +209,7 @@ pub(super) fn unpack(words: &[u32], shape: Shape, layout: &CodeLayout, side: Sid
         let first = rows.get(index).copied().unwrap_or_default();
         let [at, step, i] = tiles.group(head, token, first, channel, planes);
         let part = |field: Field| ((word(at + field.word * step) >> field.shift) & field.mask()) << field.low;
-        let code = fields(segment.planes, i).map(part).sum();
+        let code = fields(segment.planes, i).map(part).sum::<u32>() ^ offset(segment.planes);
         let own = stored.words.get_mut(row * segment.words()..).unwrap_or_default();
         set_code(own, channel, planes, code);
         if channel == 0 {
@@ -221,8 +228,8 @@ mod tests {
 
     #[test]
     fn fields_fill_the_words_of_a_group() {
-        for planes in 1..=5u8 {
-            let mut words = [0u32; 5];
+        for planes in [1, 2, 3, 4, 5, BYTE] {
+            let mut words = [0u32; 8];
             for field in (0..TILE).flat_map(|i| fields(planes, i)) {
                 let bits = field.mask() << field.shift;
                 assert_eq!(words[field.word] & bits, 0, "{planes} planes: two codes share a bit");
@@ -244,6 +251,7 @@ mod tests {
             (Side::Keys, vec![Segment { channels: 20, planes: 2 }, Segment { channels: 20, planes: 0 }]),
             (Side::Values, vec![Segment { channels: 9, planes: 4 }]),
             (Side::Values, vec![Segment { channels: 1, planes: 5 }]),
+            (Side::Values, vec![Segment { channels: 70, planes: 8 }]),
         ];
         for (side, segments) in layouts {
             let layout: CodeLayout =

@@ -1,18 +1,19 @@
 //! The variants of the planes' kernels.
 
-use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment};
+use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment, Sketch};
 use super::rotations::offset_of;
 use super::tiles::{TILE, groups};
 use crate::attention::gpu::flash_constants;
 use crate::capture::RopeLayout;
 use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant};
+use crate::qjl::ProjectionKind;
 use crate::tensor::DType;
 
 /// What the kernels of one codec are made for.
 #[derive(Clone, Copy)]
-pub(super) struct Make<'a> {
-    pub(super) codec: &'a Codec,
-    pub(super) subgroups: Option<u32>,
+pub(in crate::qjl) struct Make<'a> {
+    pub(in crate::qjl) codec: &'a Codec,
+    pub(in crate::qjl) subgroups: Option<u32>,
 }
 
 /// RoPE pairs that have angles, and the last that has none.
@@ -23,13 +24,13 @@ pub(super) fn pairs(codec: &Codec) -> usize {
 /// Numbers of a query made ready to be scored: `shaders/planes/sketch.wgsl` lists them.
 pub(super) fn sketch(codec: &Codec) -> usize {
     let groups: usize = codec.keys().segments().iter().map(groups).sum();
-    let mean = if codec.block().is_some() { codec.keys().channels() } else { 2 * pairs(codec) };
+    let mean = if codec.block().is_some() { codec.key_dim() } else { 2 * pairs(codec) };
     TILE * groups + 3 + TILE / 4 * groups + 2 * groups + mean
 }
 
 /// Invocations of a workgroup that attends or scores: enough for all channels of a value, four each.
 fn attend_workgroup(codec: &Codec) -> u32 {
-    (codec.values().channels().div_ceil(4) as u32).next_power_of_two().clamp(32, 128)
+    (codec.value_dim().div_ceil(4) as u32).next_power_of_two().clamp(32, 128)
 }
 
 /// Tokens that such a workgroup looks at together, four an invocation.
@@ -83,7 +84,7 @@ impl Make<'_> {
             _ => 0,
         };
         let mut constants = vec![
-            Const::U32("HEAD_DIM", layout.channels() as u32),
+            Const::U32("HEAD_DIM", if centred { self.codec.key_dim() } else { layout.channels() } as u32),
             Const::U32("ROUNDS", self.codec.options().rounds.into()),
             Const::U32("PAIRS", pairs(self.codec) as u32),
             Const::U32("CENTRING", centring),
@@ -109,13 +110,14 @@ impl Make<'_> {
             Module::Scale,
             Module::PlaneChannel,
             Module::PlaneAngle,
+            Module::PlaneCentre,
             Module::PlaneRotate,
         ];
         self.finish(Kernel::PlaneEncode, &modules, self.layout(layout, keys))
     }
 
     /// Moves coded rows to their tiles.
-    pub(super) fn tile(&self, layout: &CodeLayout, keys: bool) -> Variant {
+    pub(in crate::qjl) fn tile(&self, layout: &CodeLayout, keys: bool) -> Variant {
         let mut constants = self.layout(layout, keys);
         if !keys {
             // Values are grouped along tokens: each channel is a column.
@@ -128,7 +130,7 @@ impl Make<'_> {
 
     pub(super) fn block_means(&self, dtype: DType) -> Variant {
         let modules = [Module::Float, Module::View, Module::Load(dtype), Module::PlaneChannel];
-        let constants = vec![Const::U32("HEAD_DIM", self.codec.keys().channels() as u32)];
+        let constants = vec![Const::U32("HEAD_DIM", self.codec.key_dim() as u32)];
         self.finish(Kernel::PlaneBlockMeans, &modules, constants)
     }
 
@@ -167,10 +169,64 @@ impl Make<'_> {
             Module::PlaneChannel,
             Module::PlaneRotate,
             Module::PlaneSketch,
+            Module::PlanePrepare,
         ];
+        self.finish(Kernel::PlaneProject, &modules, self.preparing())
+    }
+
+    fn preparing(&self) -> Vec<Const> {
         let mut constants = self.keys();
         constants.push(self.interleaved());
-        self.finish(Kernel::PlaneProject, &modules, constants)
+        constants
+    }
+
+    /// What multiplies rows by a projection, and the constants of that.
+    fn projecting(&self, sketch: &Sketch) -> (Module, Vec<Const>) {
+        let projection = &sketch.projection;
+        let mut constants = vec![Const::U32("SKETCH_DIM", projection.sketch_dim() as u32)];
+        if projection.kind() != ProjectionKind::Hadamard {
+            return (Module::ProjectMatrix, constants);
+        }
+        let shrink = (1.0 / (projection.head_dim() as f64).sqrt()) as f32;
+        constants.push(Const::F32("SHRINK", shrink.to_bits()));
+        (Module::ProjectHadamard, constants)
+    }
+
+    /// Queries of sketched keys.
+    pub(in crate::qjl) fn sketch_queries(&self, sketch: &Sketch, dtype: DType) -> Variant {
+        let (multiply, mut constants) = self.projecting(sketch);
+        constants.extend(self.preparing());
+        constants.push(Const::F32("FACTOR", sketch.factor().to_bits()));
+        let modules = [
+            Module::Float,
+            Module::View,
+            Module::Load(dtype),
+            Module::PlaneChannel,
+            multiply,
+            Module::RowPair,
+            Module::PlaneSketch,
+            Module::PlanePrepare,
+        ];
+        self.finish(Kernel::Project, &modules, constants)
+    }
+
+    /// Sketches keys.
+    pub(in crate::qjl) fn quantize(&self, sketch: &Sketch, dtype: DType) -> Variant {
+        let (multiply, mut constants) = self.projecting(sketch);
+        constants.extend(self.layout(self.codec.keys(), true));
+        constants.push(Const::U32("KEY_SCALE", sketch.scale as u32));
+        let modules = [
+            Module::Float,
+            Module::View,
+            Module::Load(dtype),
+            Module::PlaneChannel,
+            Module::PlaneAngle,
+            Module::PlaneCentre,
+            multiply,
+            Module::RowPair,
+            Module::Scale,
+        ];
+        self.finish(Kernel::Quantize, &modules, constants)
     }
 
     /// What scoring is made of.
@@ -195,16 +251,16 @@ impl Make<'_> {
         self.finish(kernel, modules, constants).with_workgroup(workgroup)
     }
 
-    pub(super) fn scores(&self) -> Variant {
+    pub(in crate::qjl) fn scores(&self) -> Variant {
         self.tiled(Kernel::PlaneScores, &self.scoring(Arithmetic::Exact), self.keys())
     }
 
-    pub(super) fn attend(&self, arithmetic: Arithmetic) -> Variant {
+    pub(in crate::qjl) fn attend(&self, arithmetic: Arithmetic) -> Variant {
         let modules = [&self.scoring(arithmetic)[..], &[Module::Logits, Module::PlaneWeigh(arithmetic)]];
         let values = self.codec.values();
         let segment = values.segments().first().copied().unwrap_or(Segment { channels: 1, planes: 1 });
         let mut constants = self.keys();
-        let [fours, lanes, _] = flash_constants(values.channels());
+        let [fours, lanes, _] = flash_constants(self.codec.value_dim());
         constants.extend([Const::U32("VALUE_PLANES", segment.planes.into()), fours, lanes]);
         self.tiled(Kernel::PlaneAttend, &modules.concat(), constants)
     }
@@ -212,7 +268,7 @@ impl Make<'_> {
     pub(super) fn unrotate(&self) -> Variant {
         let values = self.codec.values();
         let mut constants = self.layout(values, false);
-        let [fours, lanes, _] = flash_constants(values.channels());
+        let [fours, lanes, _] = flash_constants(self.codec.value_dim());
         constants.extend([fours, lanes]);
         self.finish(Kernel::PlaneUnrotate, &[Module::Float, Module::PlaneRotate], constants)
     }
@@ -252,7 +308,7 @@ pub(crate) fn variants() -> Vec<Variant> {
                     make.block_means(dtype),
                     make.project(dtype),
                     make.calibrate(dtype),
-                    query_energy_variant(codec.keys().channels(), dtype).with_subgroups(subgroups),
+                    query_energy_variant(codec.key_dim(), dtype).with_subgroups(subgroups),
                 ]);
             }
             all.extend([Arithmetic::Exact, Arithmetic::Fast].map(|arithmetic| make.attend(arithmetic)));
