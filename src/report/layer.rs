@@ -89,8 +89,10 @@ pub(super) async fn measure(
     let finite: Vec<bool> = keys.shape().iter_rows().map(|(b, h, t)| is_finite(&keys, b, h, t)).collect();
     let baselines = [coded(&keys, metrics::int8_row)?, coded(&keys, metrics::int4_row)?];
     let values = decoded(sketch.values())?;
-    // Scores, sketches of queries (a number more than bits) and outputs with two sums and padding.
-    let width = keys.shape().tokens.max(into.qjl.sketch_dim + 1).max(raw.shape().dim + 5);
+    // Scores, queries made ready (shaders/planes/sketch.wgsl), four of them together, and outputs with two sums and padding.
+    let groups = into.qjl.sketch_dim.div_ceil(32);
+    let ready = ((32 + 8 + 2) * groups + 5) * queries.group.next_multiple_of(4) / queries.group.max(1);
+    let width = keys.shape().tokens.max(ready).max(raw.shape().dim + 5);
     let [mut qjl, mut int8, mut int4] = [(); 3].map(|()| Fidelity::default());
     for slice in queries.slices(width, slice_bytes) {
         let slice = slice?;

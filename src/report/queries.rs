@@ -16,7 +16,7 @@ pub(super) struct Queries<'a> {
     pub(super) keys: &'a Tensor,
     options: AttendOptions<'static>,
     /// Query heads that share a KV head.
-    group: usize,
+    pub(super) group: usize,
     /// Of each sequence, the position after its last query: what lies further on no query sees.
     lengths: Vec<u32>,
     /// Of each sequence, the queries that stand on tokens and not on padding.
