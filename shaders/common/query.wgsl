@@ -1,13 +1,9 @@
-// A query of any element type, read once into workgroup memory. The kernel binds `queries` and has `attention` and `query`, the
+// Queries of any element type. The kernel binds `queries` and has `attention` and `query`, the
 // offset of the first element, then batch, head and token strides, in its params.
 
 // kvfold's DType as a number.
 const BF16: u32 = 1u;
 const F32: u32 = 2u;
-
-const PAIRS: u32 = (HEAD_DIM + 1u) / 2u;
-
-var<workgroup> query: array<vec2<f32>, PAIRS>;
 
 fn query_at(query_row: u32, channel: u32) -> u32 {
     let head = query_row / params.attention.queries;
@@ -45,18 +41,4 @@ fn query_number(at: u32) -> f32 {
 fn query_channel(query_row: u32, channel: u32) -> f32 {
     let at = query_at(query_row, min(channel, HEAD_DIM - 1u));
     return select(0.0, query_number(at), channel < HEAD_DIM && query_is_finite_at(at));
-}
-
-fn load_query(query_row: u32, lane: u32) {
-    for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
-        query[pair] = vec2<f32>(query_channel(query_row, 2u * pair), query_channel(query_row, 2u * pair + 1u));
-    }
-}
-
-fn query_is_finite(query_row: u32) -> bool {
-    var finite = true;
-    for (var channel = 0u; channel < HEAD_DIM; channel++) {
-        finite = finite && query_is_finite_at(query_at(query_row, channel));
-    }
-    return finite;
 }

@@ -10,6 +10,8 @@ struct Params {
     // Tokens that the store holds, of which `attention.tokens` are alive.
     stored: u32,
     layer: u32,
+    // Fours of query rows.
+    units: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -44,55 +46,55 @@ fn half_of(word: u32, index: u32) -> f32 {
     return select(both.x, both.y, (index & 1u) == 1u);
 }
 
-fn key_scale(row: Stored) -> f32 {
+// Words of a row that hold numbers of this type: two a word, or one.
+fn key_words(word: u32, first: u32, wide: bool) -> vec4<u32> {
+    let last = select((HEAD_DIM + 1u) / 2u, HEAD_DIM, wide) - 1u;
+    let at = first + vec4<u32>(0u, 1u, 2u, 3u);
+    let inside = word + min(at, vec4<u32>(last));
+    return select(vec4<u32>(), vec4<u32>(keys[inside.x], keys[inside.y], keys[inside.z], keys[inside.w]), at <= vec4<u32>(last));
+}
+
+fn value_words(word: u32, first: u32, wide: bool) -> vec4<u32> {
+    let last = select((VALUE_DIM + 1u) / 2u, VALUE_DIM, wide) - 1u;
+    let at = first + vec4<u32>(0u, 1u, 2u, 3u);
+    let inside = word + min(at, vec4<u32>(last));
+    return select(vec4<u32>(), vec4<u32>(values[inside.x], values[inside.y], values[inside.z], values[inside.w]), at <= vec4<u32>(last));
+}
+
+// A slot's f16 numbers, which are finite.
+fn eight_of_slot(words: vec4<u32>) -> Eight {
+    return Eight(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)),
+                 vec4<f32>(unpack2x16float(words.z), unpack2x16float(words.w)), true);
+}
+
+fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
+    let row = key_row(kv_head, token);
+    if (!row.raw && !SLOT_IS_INPUT) {
+        return eight_of_slot(key_words(row.word, 4u * eight, false));
+    }
+    if (ELEMENTS == 1u) {
+        return eight_of_words(key_words(row.word, 8u * eight, true), key_words(row.word, 8u * eight + 4u, true));
+    }
+    return eight_of_halves(key_words(row.word, 4u * eight, false));
+}
+
+fn value_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
+    let row = value_row(kv_head, token);
+    if (!row.raw && !SLOT_IS_INPUT) {
+        return eight_of_slot(value_words(row.word, 4u * eight, false));
+    }
+    if (ELEMENTS == 1u) {
+        return eight_of_words(value_words(row.word, 8u * eight, true), value_words(row.word, 8u * eight + 4u, true));
+    }
+    return eight_of_halves(value_words(row.word, 4u * eight, false));
+}
+
+fn key_scale(kv_head: u32, token: u32) -> f32 {
+    let row = key_row(kv_head, token);
     if (row.magnitude == NOWHERE) {
         return 1.0;
     }
     return half_of(keys[params.keys.magnitudes + (row.magnitude >> 1u)], row.magnitude);
-}
-
-// Channels 2 * pair and the next; past a row's end the last again for f32, else the zero that pads its last word.
-fn key_pair(row: Stored, pair: u32) -> Pair {
-    if (!row.raw && !SLOT_IS_INPUT) {
-        return Pair(unpack2x16float(keys[row.word + pair]), true);
-    }
-    let first = row.word + pair * (2u / ELEMENTS);
-    let second = row.word + min(pair * (2u / ELEMENTS) + 1u, HEAD_DIM - 1u);
-    return packed_pair(keys[first], keys[select(first, second, ELEMENTS == 1u)]);
-}
-
-fn value_pair(row: Stored, pair: u32) -> Pair {
-    if (!row.raw && !SLOT_IS_INPUT) {
-        return Pair(unpack2x16float(values[row.word + pair]), true);
-    }
-    let first = row.word + pair * (2u / ELEMENTS);
-    let second = row.word + min(pair * (2u / ELEMENTS) + 1u, VALUE_DIM - 1u);
-    return packed_pair(values[first], values[select(first, second, ELEMENTS == 1u)]);
-}
-
-// Whether the key that this invocation scored last is finite.
-var<private> key_is_finite: bool;
-
-fn tile_score(query_row: u32, kv_head: u32, tile: u32, token: u32, lane: u32) -> f32 {
-    let row = key_row(kv_head, token);
-    var sum = 0.0;
-    var finite = true;
-    for (var pair = 0u; pair < PAIRS; pair++) {
-        let key = key_pair(row, pair);
-        finite = finite && key.finite;
-        sum += dot(query[pair], key.numbers);
-    }
-    key_is_finite = finite;
-    return key_scale(row) * sum;
-}
-
-fn is_masked(kv_head: u32, token: u32) -> bool {
-    let row = value_row(kv_head, token);
-    var finite = key_is_finite;
-    for (var pair = 0u; 2u * pair < VALUE_DIM; pair++) {
-        finite = finite && value_pair(row, pair).finite;
-    }
-    return !finite;
 }
 
 fn value_scale(kv_head: u32, token: u32) -> f32 {
@@ -101,16 +103,6 @@ fn value_scale(kv_head: u32, token: u32) -> f32 {
         return 1.0;
     }
     return half_of(values[params.values.magnitudes + (row.magnitude >> 1u)], row.magnitude);
-}
-
-fn four_values(kv_head: u32, token: u32, four: u32) -> vec4<f32> {
-    let row = value_row(kv_head, token);
-    let low = value_pair(row, 2u * four).numbers;
-    var high = vec2<f32>();
-    if (4u * four + 2u < VALUE_DIM) {
-        high = value_pair(row, 2u * four + 1u).numbers;
-    }
-    return vec4<f32>(low, high);
 }
 
 @compute @workgroup_size(WORKGROUP)

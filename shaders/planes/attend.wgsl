@@ -71,35 +71,6 @@ fn value_scalars(kv_head: u32, token: u32) -> Scalars {
     return Scalars(four_finite_halves(words), vec4<f32>(), four_are_finite(words));
 }
 
-// The tokens that each row sees: the first, and one past the last.
-struct Seen {
-    first: vec4<u32>,
-    end: vec4<u32>,
-}
-
-fn seen_by(rows: Rows) -> Seen {
-    let span = spans[rows.sequence];
-    let a = visible_here(span, rows.queries.x);
-    let b = visible_here(span, rows.queries.y);
-    let c = visible_here(span, rows.queries.z);
-    let d = visible_here(span, rows.queries.w);
-    let sees = rows.exist & rows_are_finite(rows);
-    let end = select(vec4<u32>(), vec4<u32>(a.y, b.y, c.y, d.y), sees);
-    return Seen(select(vec4<u32>(0xffffffffu), vec4<u32>(a.x, b.x, c.x, d.x), end > vec4<u32>()), end);
-}
-
-// Logits of one token; LOWEST where a row does not see it.
-fn logits_of(scores: vec4<f32>, token: u32, finite: bool, seen: Seen) -> vec4<f32> {
-    let x = vec4<f32>(logit(scores.x), logit(scores.y), logit(scores.z), logit(scores.w));
-    let sees = vec4<bool>(finite) & (vec4<u32>(token) >= seen.first) & (vec4<u32>(token) < seen.end);
-    return select(vec4<f32>(LOWEST), x, sees);
-}
-
-// exp of logits relative to `peak`; 0 for what is not seen. The floor keeps the difference of two extremes from leaving f32.
-fn exponentials(x: vec4<f32>, peak: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), exp(max(x - peak, vec4<f32>(-200.0))), x > vec4<f32>(LOWEST));
-}
-
 // What a workgroup has found so far: of each row its largest logit, and of a lane its part of the sums: of exponentials, of what
 // codes' mean has too much, and of weighted values (columns), all relative to that logit.
 struct Found {
@@ -109,7 +80,7 @@ struct Found {
     values: mat4x4<f32>,
 }
 
-fn add_tile(found: Found, rows: Rows, seen: Seen, tile: u32, last: u32, lane: u32) -> Found {
+fn add_tile(found: Found, rows: Fours, seen: Seen, tile: u32, last: u32, lane: u32) -> Found {
     let token = min(tile + 4u * lane, 32u * store_tiles() - 4u);
     let nu = key_scalars(rows.kv_head, token);
     let value_nu = value_scalars(rows.kv_head, token);
@@ -161,20 +132,19 @@ fn attend(place: Place, id: Invocation) {
     let lane = lane_of(id);
     let index = linear_workgroup(place);
     let splits = params.attention.splits;
-    let rows = rows_of(index / splits);
+    let rows = fours_of(index / splits);
     let split = index % splits;
-    let seen = seen_by(rows);
+    let seen = seen_by(rows, rows_are_finite(rows));
     let start = split * params.attention.split;
-    let first = min(min(seen.first.x, seen.first.y), min(seen.first.z, seen.first.w));
-    let end = max(max(seen.end.x, seen.end.y), max(seen.end.z, seen.end.w));
-    let last = min(end, start + params.attention.split);
-    load_query(rows.sketch, lane);
+    let any = seen_by_any(seen);
+    let last = min(any.y, start + params.attention.split);
+    load_query(sketch_at(rows), lane);
     var found = Found(vec4<f32>(LOWEST), vec4<f32>(), vec4<f32>(), mat4x4<f32>());
     // Whole tiles before the window see nothing and are left out.
-    let skipped = (max(first, start) - start) / TILE_TOKENS * TILE_TOKENS;
+    let skipped = (max(any.x, start) - start) / TILE_TOKENS * TILE_TOKENS;
     for (var tile = start + skipped; tile < last; tile += TILE_TOKENS) {
         workgroupBarrier();
-        load_mean(rows.sketch, tile, lane);
+        load_mean(sketch_at(rows), tile, lane);
         workgroupBarrier();
         found = add_tile(found, rows, seen, tile, last, lane);
     }

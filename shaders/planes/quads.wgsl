@@ -54,11 +54,6 @@ fn quad(words: Words, planes: u32, k: u32) -> vec4<u32> {
     return four;
 }
 
-// A matrix whose columns are each multiplied by a number.
-fn columns_times(columns: mat4x4<f32>, by: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4<f32>(columns[0] * by.x, columns[1] * by.y, columns[2] * by.z, columns[3] * by.w);
-}
-
 fn four_are_finite(words: vec2<u32>) -> vec4<bool> {
     let bits = vec4<u32>(words.x, words.x >> 16u, words.y, words.y >> 16u) & vec4<u32>(0x7c00u);
     return bits != vec4<u32>(0x7c00u);

@@ -15,35 +15,13 @@ fn sketch(at: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(sketches[at]);
 }
 
-// The query rows of a workgroup: the KV head of the store that they read, where `project` left them, and of each row its number,
-// the query's index, and whether there is one.
-struct Rows {
-    kv_head: u32,
-    sketch: u32,
-    sequence: u32,
-    rows: vec4<u32>,
-    queries: vec4<u32>,
-    exist: vec4<bool>,
+// Where `project` left the four rows.
+fn sketch_at(four: Fours) -> u32 {
+    return four.place * SKETCH;
 }
 
-fn rows_of(index: u32) -> Rows {
-    let sizes = params.attention;
-    let rows_a_head = sizes.group * sizes.queries;
-    let fours = (rows_a_head + 3u) / 4u;
-    let unit = min(index, (sizes.rows / rows_a_head) * fours - 1u);
-    let kv_head = unit / fours;
-    let row = 4u * (unit % fours) + vec4<u32>(0u, 1u, 2u, 3u);
-    let first_head = (sizes.first_row / (sizes.queries * sizes.query_heads)) * sizes.kv_heads;
-    let head = first_head + kv_head;
-    // One by one: naga's text for a quotient of vectors is none that Metal is sure to take.
-    let queries = vec4<u32>(row.x / sizes.group, row.y / sizes.group, row.z / sizes.group, row.w / sizes.group);
-    let rows = (head * sizes.group + row - queries * sizes.group) * sizes.queries + queries;
-    let sketch = (head * fours + unit % fours) * SKETCH;
-    return Rows(kv_head, sketch, head / sizes.kv_heads, rows, queries, row < vec4<u32>(rows_a_head));
-}
-
-fn rows_are_finite(rows: Rows) -> vec4<bool> {
-    return sketch(rows.sketch + FINITE_AT) > vec4<f32>();
+fn rows_are_finite(four: Fours) -> vec4<bool> {
+    return sketch(sketch_at(four) + FINITE_AT) > vec4<f32>();
 }
 
 fn key_word(at: u32) -> u32 {
@@ -94,13 +72,13 @@ fn store_tiles() -> u32 {
 }
 
 // Scores of the tokens from `token` on, a multiple of 4 inside the store's tiles.
-fn four_scores(rows: Rows, scalars: Scalars, token: u32, lane: u32) -> mat4x4<f32> {
+fn four_scores(rows: Fours, scalars: Scalars, token: u32, lane: u32) -> mat4x4<f32> {
     let at = (rows.kv_head * store_tiles() + token / 32u) * ROW_WORDS * TILE_FOURS + (token % 32u) / 4u;
-    var scores = columns_times(segment_dots(rows.sketch, 0u, at, 0u, FIRST_GROUPS, FIRST_PLANES), scalars.first);
+    var scores = columns_times(segment_dots(sketch_at(rows), 0u, at, 0u, FIRST_GROUPS, FIRST_PLANES), scalars.first);
     if (SECOND_PLANES > 0u) {
         let second = at + FIRST_GROUPS * FIRST_PLANES * TILE_FOURS;
         scores += columns_times(
-            segment_dots(rows.sketch, 1u, second, 32u * FIRST_GROUPS, SECOND_GROUPS, SECOND_PLANES), scalars.second);
+            segment_dots(sketch_at(rows), 1u, second, 32u * FIRST_GROUPS, SECOND_GROUPS, SECOND_PLANES), scalars.second);
     }
-    return scores + mean_scores(rows.sketch, rows.kv_head, token, lane);
+    return scores + mean_scores(sketch_at(rows), rows.kv_head, token, lane);
 }

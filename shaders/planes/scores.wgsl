@@ -31,7 +31,7 @@ fn turn_at(index: u32) -> vec2<f32> {
 }
 
 // The scores of one token.
-fn put(rows: Rows, seen: vec4<bool>, token: u32, scores: vec4<f32>) {
+fn put(rows: Fours, seen: vec4<bool>, token: u32, scores: vec4<f32>) {
     if (token < params.attention.live_first || token >= params.attention.live_end) {
         return;
     }
@@ -47,10 +47,10 @@ fn put(rows: Rows, seen: vec4<bool>, token: u32, scores: vec4<f32>) {
 fn scores(place: Place, id: Invocation) {
     let lane = lane_of(id);
     let index = linear_workgroup(place);
-    let rows = rows_of(index / params.tiles);
+    let rows = fours_of(index / params.tiles);
     let tile = (index % params.tiles) * TILE_TOKENS;
-    load_query(rows.sketch, lane);
-    load_mean(rows.sketch, tile, lane);
+    load_query(sketch_at(rows), lane);
+    load_mean(sketch_at(rows), tile, lane);
     workgroupBarrier();
     let token = tile + 4u * lane;
     let readable = min(token, 32u * store_tiles() - 4u);

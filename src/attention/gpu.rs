@@ -98,9 +98,10 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    /// One query row a workgroup: `shaders/common/flash.wgsl`.
-    pub(crate) const fn rows(g: Geometry) -> Self {
-        Self { units: g.query_heads * g.queries, tokens: WORKGROUP, target: 1024 }
+    /// Rows of numbers: `shaders/common/flash.wgsl`.
+    pub(crate) const fn rows(g: Geometry, value_dim: usize) -> Self {
+        let lanes = row_lanes([g.key_dim, value_dim]);
+        Self { target: 1024, ..Self::fours(g, 4 * WORKGROUP / lanes) }
     }
 
     /// Four query rows of one KV head a workgroup, which is small: `shaders/planes/attend.wgsl`.
@@ -200,7 +201,7 @@ impl Pass {
         lengths: Option<&[u32]>,
         options: &AttendOptions<'_>,
     ) -> Result<Self> {
-        let passes = [(whole(&g.lengths(lengths)?), Tiling::rows(g))];
+        let passes = [(whole(&g.lengths(lengths)?), Tiling::rows(g, value_dim))];
         let mut passes = Self::all(gpu, g, value_dim, &passes, options)?;
         passes.pop().ok_or_else(|| Error::range("attention passes", "1", 0))
     }
@@ -256,6 +257,8 @@ struct ExactParams {
     query: [u32; 4],
     key: [u32; 4],
     value: [u32; 4],
+    units: u32,
+    padding: [u32; 3],
 }
 
 /// Groups of four channels of a value row.
@@ -268,16 +271,32 @@ pub(crate) fn partial_stride(value_dim: usize) -> u32 {
     1 + value_fours(value_dim)
 }
 
-/// What a kernel by shaders/common/flash.wgsl is made of.
-pub(crate) const FLASH: [Module; 2] = [Module::Logits, Module::Flash];
+/// Invocations that share a row of keys and of values, eight channels each.
+const fn row_lanes([key_dim, value_dim]: [usize; 2]) -> usize {
+    let dim = if key_dim > value_dim { key_dim } else { value_dim };
+    dim.div_ceil(8).next_power_of_two()
+}
+
+/// What a kernel by shaders/common/flash.wgsl is made of, but for what reads its rows.
+pub(crate) const FLASH: [Module; 7] = [
+    Module::AttentionParams,
+    Module::Fours,
+    Module::Query,
+    Module::QueryEight,
+    Module::Logits,
+    Module::Softmax,
+    Module::Flash,
+];
 
 /// The constants that shaders/common/flash.wgsl needs.
-pub(crate) fn flash_constants(value_dim: usize) -> [Const; 3] {
-    let fours = value_fours(value_dim);
+pub(crate) fn flash_constants(dims: [usize; 2], queries: DType) -> [Const; 5] {
+    let [key_dim, value_dim] = dims;
     [
-        Const::U32("VALUE_FOURS", fours),
-        Const::U32("VALUE_LANES", fours.next_power_of_two()),
-        Const::U32("LANES", WORKGROUP as u32),
+        Const::U32("HEAD_DIM", key_dim as u32),
+        Const::U32("VALUE_DIM", value_dim as u32),
+        Const::U32("QUERY_DTYPE", queries as u32),
+        Const::U32("VALUE_FOURS", value_fours(value_dim)),
+        Const::U32("LANES", row_lanes(dims) as u32),
     ]
 }
 
@@ -290,21 +309,10 @@ fn combine_variant(value_dim: usize, dtype: DType, sinks: bool) -> Variant {
     Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
 }
 
-fn exact_variant(dims: [usize; 2], dtypes: [DType; 2], aligned: [bool; 2]) -> Variant {
-    let [key_dim, value_dim] = dims;
-    let [query, stored] = dtypes;
-    let [keys_aligned, values_aligned] = aligned;
-    let mut constants = vec![
-        Const::U32("HEAD_DIM", key_dim as u32),
-        Const::U32("VALUE_DIM", value_dim as u32),
-        Const::U32("QUERY_DTYPE", query as u32),
-        Const::Bool("KEYS_ALIGNED", keys_aligned),
-        Const::Bool("VALUES_ALIGNED", values_aligned),
-    ];
-    constants.extend(flash_constants(value_dim));
-    let modules = [Module::Float, Module::Load(stored), Module::Pair];
-    let modules = [&modules[..], &[Module::AttentionParams, Module::Query, Module::RawKeys], &FLASH].concat();
-    Variant::new(Kernel::Exact, &modules, &constants)
+fn exact_variant(dims: [usize; 2], [query, stored]: [DType; 2], vectors: bool) -> Variant {
+    let rows = if vectors { Module::RawVectors } else { Module::RawWords };
+    let read = [Module::Float, Module::Load(stored), Module::Eight, Module::RawRows, rows];
+    Variant::new(Kernel::Exact, &[&read[..], &FLASH].concat(), &flash_constants(dims, query))
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.
@@ -316,8 +324,11 @@ pub(crate) fn variants() -> Vec<Variant> {
             variants.extend([false, true].map(|sinks| combine_variant(dims[1], stored, sinks)));
             for query in DType::ALL {
                 let even = dims.map(|dim| dim % 2 == 0);
-                let variant = exact_variant(dims, [query, stored], even);
-                variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+                for vectors in [false, true].into_iter().filter(|v| !v || dims.iter().all(|dim| dim % 8 == 0))
+                {
+                    let variant = exact_variant(dims, [query, stored], vectors);
+                    variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+                }
                 variants.push(scores_variant(dims[0], [query, stored], even[0]));
             }
         }
@@ -387,13 +398,15 @@ impl Ops {
         let dims = [keys.shape().dim, values.shape().dim];
         let dtypes = [queries.dtype(), keys.dtype()];
         recording.add(Dispatch {
-            variant: exact_variant(dims, dtypes, [key.paired, value.paired])
+            variant: exact_variant(dims, dtypes, key.vectors && value.vectors)
                 .with_subgroups(self.gpu.caps().shuffle_width()),
             params: ExactParams {
                 attention: pass.params,
                 query: query.layout,
                 key: key.layout,
                 value: value.layout,
+                units: index32(pass.units)?,
+                padding: [0; 3],
             },
             buffers: &[
                 (&query).into(),

@@ -31,6 +31,8 @@ pub(crate) struct BoundView {
     pub(crate) layout: [u32; 4],
     /// Whether every row starts at an even element and has an even number of them.
     pub(crate) paired: bool,
+    /// Whether every row starts at 16 bytes and has eights of elements.
+    pub(crate) vectors: bool,
 }
 
 /// A host's tensor that a kernel reads row by row: `View` of shaders.
@@ -145,7 +147,9 @@ impl KvView {
                 || Error::Limit { what: "32-bit element index", need: number, have: u64::from(u32::MAX) };
             *slot = if used { u32::try_from(number).map_err(|_| limit())? } else { 0 };
         }
-        Ok(BoundView { window, layout, paired })
+        let per_vector = (16 / size) as u32;
+        let vectors = self.shape.dim.is_multiple_of(8) && layout.iter().all(|n| n.is_multiple_of(per_vector));
+        Ok(BoundView { window, layout, paired, vectors })
     }
 
     /// Checks that a view can take scores: contiguous f32 of this shape.

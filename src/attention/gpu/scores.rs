@@ -54,7 +54,9 @@ pub(super) fn scores_variant(key_dim: usize, dtypes: [DType; 2], aligned: bool) 
         Module::Pair,
         Module::AttentionParams,
         Module::Query,
-        Module::RawKeys,
+        Module::QueryPairs,
+        Module::RawRows,
+        Module::RawPairs,
     ];
     Variant::new(Kernel::ExactScores, &modules, &constants)
 }

@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use super::{
-    AttentionParams, MAX_PARTIAL_BYTES, Pass, Tiling, WORKGROUP, combine, partial_stride, partials, whole,
-};
+use super::{AttentionParams, MAX_PARTIAL_BYTES, Pass, Tiling, combine, partial_stride, partials, whole};
 use crate::attention::{AttendOptions, Geometry};
 use crate::cache::Segment;
 use crate::error::Result;
@@ -88,13 +86,13 @@ impl SegmentPasses {
         let bytes =
             checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 16)?;
         let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
-        let tiling = Tiling::rows(g);
+        let tiling = Tiling::rows(g, value_dim);
         let mut used = vec![0; lengths.len()];
         let mut places = Vec::with_capacity(segments.len());
         for segment in segments {
             let (splits, split) = tiling.split(segment.tokens, g.batch);
             let (splits, split) = if splits > most {
-                (most, segment.tokens.div_ceil(most * WORKGROUP) * WORKGROUP)
+                (most, segment.tokens.div_ceil(most * tiling.tokens) * tiling.tokens)
             } else {
                 (splits, split)
             };

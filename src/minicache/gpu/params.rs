@@ -81,7 +81,7 @@ pub(super) struct AttendParams {
     pub(super) pages_per_head: u32,
     pub(super) stored: u32,
     pub(super) layer: u32,
-    pub(super) padding: u32,
+    pub(super) units: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

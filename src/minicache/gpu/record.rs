@@ -330,7 +330,7 @@ impl Ops {
                 pages_per_head: keys.layout.pages_per_head() as u32,
                 stored: keys.layout.shape.tokens as u32,
                 layer: member as u32,
-                padding: 0,
+                units: pass.units as u32,
             },
             buffers: &[
                 (&query).into(),

@@ -107,22 +107,18 @@ pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) ->
     let values = Layout { shape: Shape { dim: value_dim, ..keys.shape }, ..*keys };
     let mut constants = vec![
         page_constant(),
-        Const::U32("HEAD_DIM", keys.shape.dim as u32),
-        Const::U32("VALUE_DIM", value_dim as u32),
         Const::U32("KEY_SLOT_WORDS", keys.slot_words() as u32),
         Const::U32("KEY_SIDE_WORDS", keys.side_words() as u32),
         Const::U32("VALUE_SLOT_WORDS", values.slot_words() as u32),
         Const::U32("VALUE_SIDE_WORDS", values.side_words() as u32),
-        Const::U32("QUERY_DTYPE", queries as u32),
         Const::Bool("SLOT_IS_INPUT", keys.slot_dtype() == keys.dtype),
         mode_constants(keys.mode),
     ];
     constants.extend(layer_constants(keys));
-    constants.extend(flash_constants(value_dim));
-    let stored = [Module::Float, Module::Load(keys.dtype), Module::Bits(keys.dtype), Module::Pair];
+    constants.extend(flash_constants([keys.shape.dim, value_dim], queries));
+    let stored = [Module::Float, Module::Load(keys.dtype), Module::Bits(keys.dtype), Module::Eight];
     let folded = [Module::MiniCacheRow, Module::MiniCachePage, Module::MiniCacheStored];
-    let attention = [Module::AttentionParams, Module::Query];
-    let modules = [&stored[..], &folded, &attention, &FLASH].concat();
+    let modules = [&stored[..], &folded, &FLASH].concat();
     Variant::new(Kernel::FoldedAttend, &modules, &constants)
 }
 

@@ -46,7 +46,7 @@ pub(super) fn attend(
     }
     let gpu = &cache.gpu;
     let coded_tiling = PlaneOps::new(gpu).tiling(&cache.device_codec(layer)?.buffer, g);
-    let stages = [(coded.as_slice(), coded_tiling), (raw.as_slice(), Tiling::rows(g))];
+    let stages = [(coded.as_slice(), coded_tiling), (raw.as_slice(), Tiling::rows(g, shape.value_dim))];
     let mut staged = Pass::stages(gpu, g, shape.value_dim, &lengths, &stages, options)?;
     let mut recording = Recording::new(gpu);
     if output.shape().elements() > 0 {

@@ -213,7 +213,7 @@ impl Ops {
         let value_dim = value_codes.shape.dim;
         output.shape().check_equal("attention output", g.output(value_dim)?)?;
         let [coded, sinks, recent] = self.spans(&g.lengths(lengths)?, codec);
-        let (fours, rows) = (self.tiling(codec, g), Tiling::rows(g));
+        let (fours, rows) = (self.tiling(codec, g), Tiling::rows(g, value_dim));
         let passes = [(coded, fours), (sinks, rows), (recent, rows)];
         let mut passes = Pass::all(&self.gpu, g, value_dim, &passes, options)?;
         let mut recording = Recording::new(&self.gpu);

@@ -3,7 +3,7 @@
 use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment, Sketch};
 use super::rotations::offset_of;
 use super::tiles::{TILE, groups};
-use crate::attention::gpu::flash_constants;
+use crate::attention::gpu::value_fours;
 use crate::capture::RopeLayout;
 use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant};
 use crate::qjl::ProjectionKind;
@@ -36,6 +36,12 @@ fn attend_workgroup(codec: &Codec) -> u32 {
 /// Tokens that such a workgroup looks at together, four an invocation.
 pub(super) fn attend_tokens(codec: &Codec) -> usize {
     4 * attend_workgroup(codec) as usize
+}
+
+/// Fours of a value's channels, and the invocations that cover them.
+fn value_lanes(codec: &Codec) -> [Const; 2] {
+    let fours = value_fours(codec.value_dim());
+    [Const::U32("VALUE_FOURS", fours), Const::U32("VALUE_LANES", fours.next_power_of_two())]
 }
 
 impl Make<'_> {
@@ -230,10 +236,11 @@ impl Make<'_> {
     }
 
     /// What scoring is made of.
-    fn scoring(&self, arithmetic: Arithmetic) -> [Module; 9] {
+    fn scoring(&self, arithmetic: Arithmetic) -> [Module; 10] {
         [
             Module::Float,
             Module::AttentionParams,
+            Module::Fours,
             Module::PlaneChannel,
             Module::PlaneAngle,
             Module::PlaneQuads,
@@ -256,11 +263,14 @@ impl Make<'_> {
     }
 
     pub(in crate::qjl) fn attend(&self, arithmetic: Arithmetic) -> Variant {
-        let modules = [&self.scoring(arithmetic)[..], &[Module::Logits, Module::PlaneWeigh(arithmetic)]];
+        let modules = [
+            &self.scoring(arithmetic)[..],
+            &[Module::Logits, Module::Softmax, Module::PlaneWeigh(arithmetic)],
+        ];
         let values = self.codec.values();
         let segment = values.segments().first().copied().unwrap_or(Segment { channels: 1, planes: 1 });
         let mut constants = self.keys();
-        let [fours, lanes, _] = flash_constants(self.codec.value_dim());
+        let [fours, lanes] = value_lanes(self.codec);
         constants.extend([Const::U32("VALUE_PLANES", segment.planes.into()), fours, lanes]);
         self.tiled(Kernel::PlaneAttend, &modules.concat(), constants)
     }
@@ -268,7 +278,7 @@ impl Make<'_> {
     pub(super) fn unrotate(&self) -> Variant {
         let values = self.codec.values();
         let mut constants = self.layout(values, false);
-        let [fours, lanes, _] = flash_constants(self.codec.value_dim());
+        let [fours, lanes] = value_lanes(self.codec);
         constants.extend([fours, lanes]);
         self.finish(Kernel::PlaneUnrotate, &[Module::Float, Module::PlaneRotate], constants)
     }
