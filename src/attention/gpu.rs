@@ -1,9 +1,12 @@
 //! Attention on the GPU: exact attention over raw rows, and what every store's attention shares: how tokens are split among
 //! workgroups, the uniform of `shaders/common/flash.wgsl`, and the combining of the splits.
 
+mod combine;
 mod scores;
 mod segments;
 
+pub(crate) use combine::{GatherParams, combine};
+use combine::{combine_variant, join_variant};
 pub(crate) use scores::ScorePlace;
 use scores::scores_variant;
 pub(crate) use segments::{SegmentPasses, Staged};
@@ -13,8 +16,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
 use crate::gpu::{
-    BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, OutputParams, Recording, Variant, ViewUse,
-    Window, index32,
+    BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, Recording, Variant, ViewUse, Window, index32,
 };
 use crate::tensor::{DType, checked_bytes};
 
@@ -223,33 +225,6 @@ impl Pass {
     }
 }
 
-/// Records the combining of partial results into `output`, `[batch, query_heads, queries, value_dim]` of any element type.
-pub(crate) fn combine(
-    recording: &mut Recording<'_>,
-    gpu: &Gpu,
-    partials: &wgpu::Buffer,
-    splits: u32,
-    options: &AttendOptions<'_>,
-    output: &KvView,
-) -> Result<()> {
-    let sinks = gpu.upload("sink logits", bytemuck::cast_slice(options.sink_logits.unwrap_or_default()))?;
-    let (window, view) = output.bind_output("attention output", gpu)?;
-    recording.add(Dispatch {
-        variant: combine_variant(output.shape().dim, output.dtype(), options.sink_logits.is_some()),
-        params: CombineParams { view, splits, padding: [0; 3] },
-        buffers: &[Window::whole(partials), Window::whole(&sinks), window],
-        workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
-    })
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct CombineParams {
-    view: OutputParams,
-    splits: u32,
-    padding: [u32; 3],
-}
-
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ExactParams {
@@ -264,6 +239,12 @@ struct ExactParams {
 /// Groups of four channels of a value row.
 pub(crate) fn value_fours(value_dim: usize) -> u32 {
     value_dim.div_ceil(4) as u32
+}
+
+/// Fours of a value's channels, and the invocations that cover them, a power of two.
+pub(crate) fn value_lanes(value_dim: usize) -> [Const; 2] {
+    let fours = value_fours(value_dim);
+    [Const::U32("VALUE_FOURS", fours), Const::U32("VALUE_LANES", fours.next_power_of_two())]
 }
 
 /// Fours of numbers of one split's partial result.
@@ -300,15 +281,6 @@ pub(crate) fn flash_constants(dims: [usize; 2], queries: DType) -> [Const; 5] {
     ]
 }
 
-fn combine_variant(value_dim: usize, dtype: DType, sinks: bool) -> Variant {
-    let constants = [
-        Const::Bool("HAS_SINKS", sinks),
-        Const::U32("HEAD_DIM", value_dim as u32),
-        Const::U32("PARTIAL_STRIDE", partial_stride(value_dim)),
-    ];
-    Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
-}
-
 fn exact_variant(dims: [usize; 2], [query, stored]: [DType; 2], vectors: bool) -> Variant {
     let rows = if vectors { Module::RawVectors } else { Module::RawWords };
     let read = [Module::Float, Module::Load(stored), Module::Eight, Module::RawRows, rows];
@@ -321,6 +293,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     let mut variants = Vec::new();
     for dims in [[1, 1], [64, 64], [192, 128], [80, 80], [511, 512]] {
         for stored in DType::ALL {
+            variants.extend(widths.map(|width| join_variant(dims[1]).with_subgroups(width)));
             variants.extend([false, true].map(|sinks| combine_variant(dims[1], stored, sinks)));
             for query in DType::ALL {
                 let even = dims.map(|dim| dim % 2 == 0);

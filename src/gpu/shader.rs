@@ -43,6 +43,7 @@ pub(crate) enum Kernel {
     Append,
     Exact,
     ExactScores,
+    Join,
     Combine,
     PlaneEncode,
     PlaneTile,
@@ -119,6 +120,7 @@ impl Kernel {
             Self::ExactScores => &spec!("attention", "exact_scores", 128, &[Uniform, Read, Read, Write]),
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
+            Self::Join => &spec!("common", "join", 256, &[Uniform, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
@@ -158,6 +160,7 @@ pub(crate) enum Module {
     Eight,
     Logits,
     Softmax,
+    Gather,
     Flash,
     Query,
     QueryPairs,
@@ -215,6 +218,7 @@ impl Module {
             Self::RawVectors => wgsl!("attention/raw_vectors"),
             Self::RawWords => wgsl!("attention/raw_words"),
             Self::Eight => wgsl!("common/eight"),
+            Self::Gather => wgsl!("common/gather"),
             Self::Softmax => wgsl!("common/softmax"),
             Self::Logits => wgsl!("common/logits"),
             Self::Flash => wgsl!("common/flash"),

@@ -104,12 +104,3 @@ pub(super) struct AttendParams {
     pub(super) units: u32,
     pub(super) padding: u32,
 }
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct UnrotateParams {
-    pub(super) rows: u32,
-    pub(super) splits: u32,
-    pub(super) coded: u32,
-    pub(super) padding: u32,
-}

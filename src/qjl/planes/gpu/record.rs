@@ -3,13 +3,13 @@
 use super::super::Codec;
 use super::params::{
     AttendParams, BlockMeansParams, CalibrateParams, EncodeParams, ProjectParams, QueryEnergyParams,
-    ScoresParams, TileParams, UnrotateParams,
+    ScoresParams, TileParams,
 };
 use super::tiles::TILE;
 use super::variants::{Make, attend_tokens, query_energy_variant, sketch};
 use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
 use crate::attention::Geometry;
-use crate::attention::gpu::{AttentionParams, Pass, ScorePlace, Tiling, partial_stride};
+use crate::attention::gpu::{AttentionParams, GatherParams, Pass, ScorePlace, Tiling, partial_stride};
 use crate::error::Result;
 use crate::gpu::{Arithmetic, Dispatch, InputParams, KvView, Recording, ViewUse, Window, index32};
 use crate::qjl::gpu::Ops as SketchOps;
@@ -386,7 +386,7 @@ impl Ops {
         let joined = self.gpu.scratch("joined", bytes as u64)?;
         recording.add(Dispatch {
             variant: self.make(codec).unrotate(),
-            params: UnrotateParams { rows, splits, coded, padding: 0 },
+            params: GatherParams { rows, splits, coded, padding: 0 },
             buffers: &[Window::whole(partials), Window::whole(&joined), Window::whole(&codec.rotations)],
             workgroups: u64::from(rows),
         })?;

@@ -3,7 +3,7 @@
 use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment, Sketch};
 use super::rotations::offset_of;
 use super::tiles::{TILE, groups};
-use crate::attention::gpu::value_fours;
+use crate::attention::gpu::value_lanes;
 use crate::capture::RopeLayout;
 use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant};
 use crate::qjl::ProjectionKind;
@@ -36,12 +36,6 @@ fn attend_workgroup(codec: &Codec) -> u32 {
 /// Tokens that such a workgroup looks at together, four an invocation.
 pub(super) fn attend_tokens(codec: &Codec) -> usize {
     4 * attend_workgroup(codec) as usize
-}
-
-/// Fours of a value's channels, and the invocations that cover them.
-fn value_lanes(codec: &Codec) -> [Const; 2] {
-    let fours = value_fours(codec.value_dim());
-    [Const::U32("VALUE_FOURS", fours), Const::U32("VALUE_LANES", fours.next_power_of_two())]
 }
 
 impl Make<'_> {
@@ -270,7 +264,7 @@ impl Make<'_> {
         let values = self.codec.values();
         let segment = values.segments().first().copied().unwrap_or(Segment { channels: 1, planes: 1 });
         let mut constants = self.keys();
-        let [fours, lanes] = value_lanes(self.codec);
+        let [fours, lanes] = value_lanes(self.codec.value_dim());
         constants.extend([Const::U32("VALUE_PLANES", segment.planes.into()), fours, lanes]);
         self.tiled(Kernel::PlaneAttend, &modules.concat(), constants)
     }
@@ -278,9 +272,9 @@ impl Make<'_> {
     pub(super) fn unrotate(&self) -> Variant {
         let values = self.codec.values();
         let mut constants = self.layout(values, false);
-        let [fours, lanes] = value_lanes(self.codec);
+        let [fours, lanes] = value_lanes(self.codec.value_dim());
         constants.extend([fours, lanes]);
-        self.finish(Kernel::PlaneUnrotate, &[Module::Float, Module::PlaneRotate], constants)
+        self.finish(Kernel::PlaneUnrotate, &[Module::Float, Module::Gather, Module::PlaneRotate], constants)
     }
 }
 
