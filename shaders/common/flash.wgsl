@@ -70,7 +70,7 @@ fn add_tokens(found: Found, query: QueryPart, seen: Seen, kv_head: u32, token: u
     let v1 = value_eight(kv_head, at.y, value_at);
     let v2 = value_eight(kv_head, at.z, value_at);
     let v3 = value_eight(kv_head, at.w, value_at);
-    let finite = vec4<bool>(k0.finite && v0.finite, k1.finite && v1.finite, k2.finite && v2.finite, k3.finite && v3.finite);
+    let finite = vec4<bool>(k0.finite & v0.finite, k1.finite & v1.finite, k2.finite & v2.finite, k3.finite & v3.finite);
     // Of each token, how many lanes hold a number that is not finite.
     let odd = row_sum(select(vec4<f32>(1.0), vec4<f32>(), finite), lane);
     let s0 = row_sum(part_scores(query, k0), lane) * key_scale(kv_head, at.x);

@@ -23,3 +23,10 @@ fn unpack_pair(first: u32, second: u32) -> vec2<f32> {
 fn packed_pair_is_finite(first: u32, second: u32) -> bool {
     return element_is_finite(first, 0u) && element_is_finite(first, 1u);
 }
+
+// Four words at once, without a branch between the loads of others.
+fn words_are_finite(words: vec4<u32>) -> bool {
+    let low = vec4<u32>(0x7c00u);
+    let high = vec4<u32>(0x7c000000u);
+    return all(((words & low) != low) & ((words & high) != high));
+}

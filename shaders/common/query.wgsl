@@ -24,9 +24,8 @@ fn query_is_finite_at(at: u32) -> bool {
     return (query_word(at) & exponent) != exponent;
 }
 
-fn query_number(at: u32) -> f32 {
-    let word = query_word(at);
-    let odd = (at & 1u) == 1u;
+// A number of a word, of two the second where it stands at an odd place.
+fn number_of(word: u32, odd: bool) -> f32 {
     if (QUERY_DTYPE == F32) {
         return bitcast<f32>(word);
     }
@@ -40,5 +39,5 @@ fn query_number(at: u32) -> f32 {
 // A channel of a query; 0 past its end, and where it is not finite: such a query sees nothing, and no product may turn NaN.
 fn query_channel(query_row: u32, channel: u32) -> f32 {
     let at = query_at(query_row, min(channel, HEAD_DIM - 1u));
-    return select(0.0, query_number(at), channel < HEAD_DIM && query_is_finite_at(at));
+    return select(0.0, number_of(query_word(at), (at & 1u) == 1u), channel < HEAD_DIM && query_is_finite_at(at));
 }

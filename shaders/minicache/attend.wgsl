@@ -61,10 +61,13 @@ fn value_words(word: u32, first: u32, wide: bool) -> vec4<u32> {
     return select(vec4<u32>(), vec4<u32>(values[inside.x], values[inside.y], values[inside.z], values[inside.w]), at <= vec4<u32>(last));
 }
 
-// A slot's f16 numbers, which are finite.
+// A slot's f16 numbers.
 fn eight_of_slot(words: vec4<u32>) -> Eight {
-    return Eight(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)),
-                 vec4<f32>(unpack2x16float(words.z), unpack2x16float(words.w)), true);
+    let low = vec4<u32>(0x7c00u);
+    let high = vec4<u32>(0x7c000000u);
+    let finite = all(((words & low) != low) & ((words & high) != high));
+    return eight_if(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)),
+                    vec4<f32>(unpack2x16float(words.z), unpack2x16float(words.w)), finite);
 }
 
 fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {

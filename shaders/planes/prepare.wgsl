@@ -40,27 +40,35 @@ fn put_word(row: u32, at: u32, word: u32) {
     }
 }
 
-// Each of the groups of 32 numbers of a row's sketch in whole units of its own, one invocation a group.
-fn put_groups(row: u32, first_group: u32, groups: u32, lane: u32) {
-    for (var group = lane; group < groups; group += WORKGROUP) {
-        var peak = 0.0;
-        for (var i = 0u; i < 32u; i++) {
-            peak = max(peak, abs(part_of_row(row, 32u * (first_group + group) + i)));
+// Whole units of a number of a row.
+fn units_of(row: u32, i: u32, unit: f32) -> f32 {
+    return clamp(floor(part_of_row(row, i) / unit + 0.5), -127.0, 127.0);
+}
+
+// Each of the groups of 32 numbers of a row's sketch in whole units of its own: four codes an invocation, and by the first of a
+// group's the unit and the sum.
+fn put_groups(row: u32, groups: u32, lane: u32) {
+    for (var four = lane; four < 8u * groups; four += WORKGROUP) {
+        let first = 32u * (four / 8u);
+        var peak = vec4<f32>();
+        for (var i = 0u; i < 32u; i += 4u) {
+            peak = max(peak, abs(vec4<f32>(part_of_row(row, first + i), part_of_row(row, first + i + 1u),
+                                           part_of_row(row, first + i + 2u), part_of_row(row, first + i + 3u))));
         }
-        let unit = max(peak, 1e-30) / 127.0;
-        var sum = 0.0;
-        for (var four = 0u; four < 8u; four++) {
-            var word = 0u;
-            for (var j = 0u; j < 4u; j++) {
-                let number = part_of_row(row, 32u * (first_group + group) + 4u * four + j);
-                let code = clamp(floor(number / unit + 0.5), -127.0, 127.0);
-                sum += code;
-                word |= (bitcast<u32>(i32(code)) & 0xffu) << (8u * j);
+        let unit = max(max(max(peak.x, peak.y), max(peak.z, peak.w)), 1e-30) / 127.0;
+        var word = 0u;
+        for (var j = 0u; j < 4u; j++) {
+            word |= (bitcast<u32>(i32(units_of(row, 4u * four + j, unit))) & 0xffu) << (8u * j);
+        }
+        put_word(row, BYTES_AT + four, word);
+        if (four % 8u == 0u) {
+            var sum = 0.0;
+            for (var i = 0u; i < 32u; i++) {
+                sum += units_of(row, first + i, unit);
             }
-            put_word(row, BYTES_AT + 8u * (first_group + group) + four, word);
+            put(row, UNITS_AT + four / 8u, unit);
+            put(row, SUMS_AT + four / 8u, sum);
         }
-        put(row, UNITS_AT + first_group + group, unit);
-        put(row, SUMS_AT + first_group + group, sum);
     }
 }
 

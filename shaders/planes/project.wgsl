@@ -49,7 +49,7 @@ fn project(place: Place, id: Invocation) {
     for (var i = lane; i < QUERY_CHANNELS; i += WORKGROUP) {
         put(row, i, part_of_row(row, i));
     }
-    put_groups(row, 0u, GROUPS, lane);
+    put_groups(row, GROUPS, lane);
     if (lane == 0u) {
         put(row, MINUS_AT, f32((1u << FIRST_PLANES) - 1u) * first_sum);
         put(row, MINUS_AT + 1u, f32((1u << SECOND_PLANES) - 1u) * second_sum);

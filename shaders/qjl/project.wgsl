@@ -16,7 +16,7 @@ fn part_of_row(row: u32, i: u32) -> f32 {
 // Everything but S q of one of the two rows, whose numbers sum up to `sum`.
 fn put_rest(row: u32, sum: f32, finite: bool, lane: u32) {
     let readable = min(row, params.view.rows - 1u);
-    put_groups(row, 0u, GROUPS, lane);
+    put_groups(row, GROUPS, lane);
     if (lane == 0u) {
         put(row, MINUS_AT, sum);
         put(row, MINUS_AT + 1u, 0.0);
