@@ -47,3 +47,44 @@ pub(super) fn layer(file: &mut Gguf, _: &Config, index: usize) -> Result<Layer> 
     layer.down_norm = Some(weight(file, index, "post_ffw_norm")?);
     Ok(layer)
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::quantized::gguf_file::Value;
+
+    use super::*;
+    use crate::tests::made::Made;
+
+    fn made(layers: usize) -> Made {
+        Made::new(NAME)
+            .sizes(&[
+                ("gemma3.block_count", layers),
+                ("gemma3.embedding_length", 5376),
+                ("gemma3.attention.head_count", 32),
+                ("gemma3.attention.head_count_kv", 16),
+                ("gemma3.attention.key_length", 128),
+                ("gemma3.attention.sliding_window", 1024),
+            ])
+            .says("gemma3.attention.layer_norm_rms_epsilon", Value::F32(1e-6))
+            .says("gemma3.rope.freq_base", Value::F32(1e6))
+    }
+
+    #[test]
+    fn the_largest_model_scales_in_its_own_way() {
+        let scale = |layers: usize| config(&mut made(layers).open(&format!("scale-{layers}"))).unwrap().scale;
+        // `query_pre_attn_scalar` is 168 there, 5376 / 32, and the head's 128 otherwise.
+        assert_eq!([62, 48].map(scale), [168.0f64, 128.0].map(|x| x.sqrt().recip() as f32));
+    }
+
+    #[test]
+    fn files_may_say_how_layers_alternate() {
+        let windows = |made: Made, test: &str| config(&mut made.open(test)).unwrap().windows;
+        let [some, none] = [Some(1024), None];
+        assert_eq!(windows(made(7), "alternate"), [some, some, some, some, some, none, some]);
+        let every = made(3).sizes(&[("gemma3.attention.sliding_window_pattern", 2)]);
+        assert_eq!(windows(every, "alternate-2"), [some, none, some]);
+        let scaled = made(7).says("gemma3.rope.scaling.type", Value::String("yarn".to_owned()));
+        let error = config(&mut scaled.open("alternate-yarn")).unwrap_err().to_string();
+        assert_eq!(error, "RoPE scaling: wanted none or linear, had yarn");
+    }
+}
