@@ -8,12 +8,14 @@ use kvfold::rope::Rope;
 use super::{Activation, Config, Layer, Model, gemma3, llama};
 use crate::gguf::Gguf;
 
+/// Reads a layer, the order of its rows that which RoPE expects here.
+type ReadLayer = fn(&mut Gguf, &Config, usize) -> Result<Layer>;
+
 impl Model {
     /// Reads a model, its quantisation undone.
     pub(crate) fn from_gguf(file: &mut Gguf) -> Result<Self> {
         let architecture = file.text("general.architecture")?.to_owned();
-        let (config, layer): (_, fn(&mut Gguf, &Config, usize) -> Result<Layer>) = match architecture.as_str()
-        {
+        let (config, layer): (_, ReadLayer) = match architecture.as_str() {
             llama::NAME => (llama::config(file)?, llama::layer),
             gemma3::NAME => (gemma3::config(file)?, gemma3::layer),
             _ => bail!("architecture: wanted {} or {}, had {architecture}", llama::NAME, gemma3::NAME),

@@ -176,11 +176,12 @@ fn integers_keep_the_window_too() {
 fn gemma3_reads_as_other_programs_do() {
     let (model, tokenizer) = crate::load(std::env::var("KVFOLD_GEMMA_MODEL").unwrap().as_ref()).unwrap();
     // Token by token as llama.cpp has it.
-    let text = "Straße über  die   naïve Ärger 2026\n\nπ ≈ 3.14159; 日本語のテキスト \u{1f600}\t<end_of_turn>\n";
+    let text =
+        "Straße über  die   naïve Ärger 2026\n\nπ ≈ 3.14159; 日本語のテキスト \u{1f600}\t<end_of_turn>\n";
     let want = [
-        2, 223_305, 8046, 138, 22097, 139, 1789, 238_527, 560, 171_520, 1716, 236_743, 236_778, 236_771, 236_778,
-        236_825, 108, 237_161, 67081, 236_743, 236_800, 236_761, 236_770, 236_812, 236_770, 236_810, 236_819, 236_793,
-        33375, 238_582, 236_945, 95830, 163_543, 255_968, 106, 107,
+        2, 223_305, 8046, 138, 22097, 139, 1789, 238_527, 560, 171_520, 1716, 236_743, 236_778, 236_771,
+        236_778, 236_825, 108, 237_161, 67081, 236_743, 236_800, 236_761, 236_770, 236_812, 236_770, 236_810,
+        236_819, 236_793, 33375, 238_582, 236_945, 95830, 163_543, 255_968, 106, 107,
     ];
     assert_eq!(tokenizer.encode(text).unwrap(), want);
     let mut tokens = tokenizer.encode(include_str!("../../texts/persuasion.txt")).unwrap();
