@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kvfold::attention::{AttendOptions, exact};
+use kvfold::attention::exact;
 use kvfold::metrics::{INT4_GROUP, asymmetric, int4_bits, int8_bits, int8_row};
 use kvfold::{DType, Shape, Tensor};
 
-use crate::cache::{Bytes, Cache};
+use crate::cache::{Bytes, Cache, options, raw_bytes};
 use crate::model::{Attention, Config, Rows};
 
 /// First and last tokens that stay raw, and tokens that are coded together, as in kvfold's presets.
@@ -81,7 +81,7 @@ impl Attention for Baseline {
         }
         let queries =
             Tensor::from_f32(rows.queries, DType::F32, Shape::new(1, heads, rows.tokens, head_dim)?)?;
-        let options = AttendOptions::default().causal(true);
+        let options = options(&self.config, layer);
         let out = match tensors.as_slice() {
             [keys, values] => exact(&queries.view(), &keys.view(), &values.view(), None, &options)?,
             _ => Vec::new(),
@@ -108,14 +108,18 @@ impl Attention for Baseline {
 }
 
 impl Cache for Baseline {
-    /// Bytes that the codes would take packed.
+    /// Bytes that the codes would take packed, without the rows that no window sees.
     fn bytes(&self) -> Bytes {
         let dim = self.config.head_dim;
-        let channels = (2 * self.config.layers * self.config.kv_heads * dim) as f64;
-        let coded = (channels * self.coded as f64 * self.codes.bits(dim) / 8.0).ceil();
-        let raw = |tokens: usize| 2.0 * channels * tokens as f64;
-        let needed = (coded + raw(self.tokens - self.coded)) as u64;
-        Bytes { held: needed, needed, raw: raw(self.tokens) as u64 }
+        let channels = (2 * self.config.kv_heads * dim) as f64;
+        let layer = |window: &Option<u32>| {
+            let seen = window.map_or(self.tokens, |window| self.tokens.min(window as usize));
+            let first = SINKS.max(self.tokens - seen);
+            let coded = (SINKS + self.coded).saturating_sub(first);
+            channels * (coded as f64 * self.codes.bits(dim) / 8.0 + 2.0 * (seen - coded) as f64)
+        };
+        let needed = self.config.windows.iter().map(layer).sum::<f64>().ceil() as u64;
+        Bytes { held: needed, needed, raw: raw_bytes(&self.config, self.tokens) }
     }
 
     fn spent(&self) -> Duration {

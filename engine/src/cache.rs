@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use kvfold::attention::AttendOptions;
 use kvfold::cache::{LayerShape, Step};
-use kvfold::fold::{CpuFoldedCache, Model, Policy};
+use kvfold::fold::{CpuFoldedCache, Fold, Model, Policy};
 use kvfold::{DType, Shape, Tensor};
 
 use crate::model::{Attention, Config, Rows};
@@ -17,7 +17,7 @@ pub(crate) struct Bytes {
     pub(crate) held: u64,
     /// That the rows need.
     pub(crate) needed: u64,
-    /// That they would need in f16.
+    /// That those which the model can see would need in f16.
     pub(crate) raw: u64,
 }
 
@@ -60,10 +60,30 @@ impl StepTensors {
     }
 }
 
-/// What a cache must know of a model.
-pub(crate) fn model_of(config: &Config) -> Model {
+/// What a cache must know of a model. Layers that a policy has in MiniCache groups keep all their rows, since no row leaves a
+/// group; [`options`] hides those outside the window.
+pub(crate) fn model_of(config: &Config, policy: &Policy) -> Model {
     let layer = LayerShape::new(config.kv_heads, config.head_dim, DType::F16);
-    Model::new(vec![layer; config.layers]).rope(config.rope.clone())
+    let windows = config.windows.iter().zip(&policy.layers);
+    let windows =
+        windows.map(|(window, layer)| window.filter(|_| !matches!(layer.fold, Fold::Minicache(_)))).collect();
+    let ropes = config.ropes.iter().cloned().map(Some).collect();
+    Model::new(vec![layer; config.layers]).ropes(ropes).windows(windows)
+}
+
+/// How a model's layer attends.
+pub(crate) fn options(config: &Config, layer: usize) -> AttendOptions<'static> {
+    let mut options = AttendOptions::default().causal(true).scale(config.scale);
+    options.window = config.windows.get(layer).copied().flatten();
+    options
+}
+
+/// Bytes in f16 of all rows that some token to come can still see, or that the last one saw.
+pub(crate) fn raw_bytes(config: &Config, tokens: usize) -> u64 {
+    let token = 2 * 2 * config.kv_heads * config.head_dim;
+    let seen =
+        config.windows.iter().map(|window| window.map_or(tokens, |window| tokens.min(window as usize)));
+    (token * seen.sum::<usize>()) as u64
 }
 
 /// kvfold's cache on the host, of one sequence.
@@ -75,7 +95,7 @@ pub(crate) struct HostCache {
 
 impl HostCache {
     pub(crate) fn new(config: &Config, policy: Policy) -> Result<Self> {
-        let cache = CpuFoldedCache::new(model_of(config), policy, 1)?;
+        let cache = CpuFoldedCache::new(model_of(config, &policy), policy, 1)?;
         Ok(Self { config: config.clone(), cache, spent: Duration::ZERO })
     }
 }
@@ -86,7 +106,7 @@ impl Attention for HostCache {
         let start = Instant::now();
         let (keys, values, queries) = (step.keys.view(), step.values.view(), step.queries.view());
         self.cache.append(layer, &Step::new(&keys, &values).queries(&queries))?;
-        let out = self.cache.attend(layer, &queries, &AttendOptions::default().causal(true))?;
+        let out = self.cache.attend(layer, &queries, &options(&self.config, layer))?;
         self.spent += start.elapsed();
         Ok(out)
     }
@@ -102,7 +122,8 @@ impl Attention for HostCache {
 impl Cache for HostCache {
     fn bytes(&self) -> Bytes {
         let cache = &self.cache;
-        Bytes { held: cache.bytes(), needed: cache.payload_bytes(), raw: cache.raw_bytes() }
+        let raw = raw_bytes(&self.config, cache.len(0).unwrap_or_default());
+        Bytes { held: cache.bytes(), needed: cache.payload_bytes(), raw }
     }
 
     fn spent(&self) -> Duration {

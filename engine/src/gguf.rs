@@ -47,20 +47,46 @@ impl Gguf {
         self.get(key)?.to_f32().with_context(|| format!("metadata {key}"))
     }
 
+    /// A number that may be absent: this then.
+    pub(crate) fn float_or(&self, key: &str, default: f32) -> Result<f32> {
+        if self.find(key).is_some() { self.float(key) } else { Ok(default) }
+    }
+
+    /// A yes or no that may be absent: this then.
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        let flag = self.find(key).map_or(Ok(default), Value::to_bool);
+        flag.with_context(|| format!("metadata {key}"))
+    }
+
     pub(crate) fn text(&self, key: &str) -> Result<&str> {
         Ok(self.get(key)?.to_string().with_context(|| format!("metadata {key}"))?)
     }
 
     /// A list of texts.
     pub(crate) fn texts(&self, key: &str) -> Result<Vec<String>> {
-        let all = self.get(key)?.to_vec().with_context(|| format!("metadata {key}"))?;
+        let all = self.list(key)?;
         all.iter().map(|text| Ok(text.to_string()?.clone())).collect()
     }
 
     /// A list of whole numbers.
     pub(crate) fn sizes(&self, key: &str) -> Result<Vec<usize>> {
-        let all = self.get(key)?.to_vec().with_context(|| format!("metadata {key}"))?;
+        let all = self.list(key)?;
         all.iter().map(size).collect()
+    }
+
+    /// A list of numbers.
+    pub(crate) fn floats(&self, key: &str) -> Result<Vec<f32>> {
+        let all = self.list(key)?;
+        all.iter().map(|number| number.to_f32().with_context(|| format!("metadata {key}"))).collect()
+    }
+
+    /// How long a list is.
+    pub(crate) fn count(&self, key: &str) -> Result<usize> {
+        Ok(self.list(key)?.len())
+    }
+
+    fn list(&self, key: &str) -> Result<&Vec<Value>> {
+        self.get(key)?.to_vec().with_context(|| format!("metadata {key}"))
     }
 
     pub(crate) fn has_tensor(&self, name: &str) -> bool {

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kvfold::attention::{AttendOptions, Precision};
+use kvfold::attention::Precision;
 use kvfold::cache::Step;
 use kvfold::fold::{FoldedCache, Policy};
 use kvfold::gpu::{ReadBack, Request};
 use kvfold::{DType, Gpu, KvView, Shape, Tensor};
 
-use crate::cache::{Bytes, Cache, StepTensors, model_of};
+use crate::cache::{Bytes, Cache, StepTensors, model_of, options, raw_bytes};
 use crate::model::{Attention, Config, Rows};
 
 /// A cache of one sequence.
@@ -29,7 +29,7 @@ impl DeviceCache {
             request = request.name(name);
         }
         let gpu = Gpu::request_blocking(request)?;
-        let cache = FoldedCache::new(&gpu, model_of(config), policy, 1)?;
+        let cache = FoldedCache::new(&gpu, model_of(config, &policy), policy, 1)?;
         Ok(Self {
             config: config.clone(),
             gpu,
@@ -55,7 +55,7 @@ impl Attention for DeviceCache {
         let shape = Shape::new(1, self.config.heads, rows.tokens, self.config.head_dim)?;
         let output = self.gpu.storage("attended", shape.bytes(DType::F32) as u64)?;
         let view = KvView::new(&output, DType::F32, shape);
-        let options = AttendOptions::default().causal(true).precision(self.precision);
+        let options = options(&self.config, layer).precision(self.precision);
         let (gpu, cache, recorded) = (&self.gpu, &mut self.cache, &mut self.recorded);
         let read_back = gpu.submit(|encoder| {
             let start = Instant::now();
@@ -84,7 +84,8 @@ impl Attention for DeviceCache {
 impl Cache for DeviceCache {
     fn bytes(&self) -> Bytes {
         let cache = &self.cache;
-        Bytes { held: cache.bytes(), needed: cache.payload_bytes(), raw: cache.raw_bytes() }
+        let raw = raw_bytes(&self.config, cache.len(0).unwrap_or_default());
+        Bytes { held: cache.bytes(), needed: cache.payload_bytes(), raw }
     }
 
     fn spent(&self) -> Duration {

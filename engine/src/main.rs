@@ -1,5 +1,5 @@
-//! A real model whose attention runs through kvfold's caches: Llamas from GGUF files, their weights in f32, so that what differs
-//! between two runs is the cache alone.
+//! A real model whose attention runs through kvfold's caches: Llamas and Gemma 3 from GGUF files, their weights in f32, so
+//! that what differs between two runs is the cache alone.
 
 #![cfg_attr(
     test,
@@ -32,7 +32,7 @@ use model::Model;
 use presets::Place;
 use tokenizer::Tokenizer;
 
-/// Runs a Llama with its KV cache in kvfold.
+/// Runs a language model with its KV cache in kvfold.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -53,7 +53,7 @@ enum Command {
 /// What every command takes.
 #[derive(Args)]
 struct Common {
-    /// GGUF file of a Llama; engine/fetch gets one
+    /// GGUF file of a Llama or of Gemma 3; engine/fetch gets one of either
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
     /// Run the caches on the GPU; KVFOLD_ADAPTER picks an adapter by part of its name

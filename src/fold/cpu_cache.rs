@@ -73,7 +73,7 @@ impl CpuFoldedCache {
     /// # Errors
     /// [`Error::Overflow`](crate::Error::Overflow), [`Error::Limit`](crate::Error::Limit).
     pub fn commit(&mut self) -> Result<()> {
-        self.ledger.parts.iter_mut().try_for_each(|part| either!(part, held => held.commit()))
+        self.ledger.end(|part| either!(part, held => held.commit()))
     }
 
     /// As [`commit`](Self::commit), folding all that can be, and giving back room that no row needs.
@@ -81,7 +81,7 @@ impl CpuFoldedCache {
     /// # Errors
     /// As [`commit`](Self::commit).
     pub fn settle(&mut self) -> Result<()> {
-        self.ledger.parts.iter_mut().try_for_each(|part| either!(part, held => held.settle()))
+        self.ledger.end(|part| either!(part, held => held.settle()))
     }
 
     /// Ends a sequence's prefill, for MiniCache rules that look at all of its rows; others do not need it.

@@ -22,8 +22,8 @@ type DevicePart = Part<QjlCache, MiniCache>;
 /// A step is, for every layer from the lowest on, [`append`](Self::append) and [`attend`](Self::attend), and then, once,
 /// [`commit`](Self::commit), all recorded into the caller's encoders, which must be submitted in the order of their recording.
 /// Nothing waits but [`settle`](Self::settle), [`reserve`](Self::reserve) and [`save`](Self::save). An error of `append` or
-/// `attend` means that nothing was recorded; after one of `commit` some layers may have ended their step, and committing
-/// again ends it for the others.
+/// `attend` means that nothing was recorded. After one of `commit` every layer that could has ended its step: what was recorded
+/// must be submitted all the same, and committing again ends it for the others.
 #[derive(Debug)]
 pub struct FoldedCache {
     gpu: Gpu,
@@ -96,7 +96,7 @@ impl FoldedCache {
     /// # Errors
     /// As [`MiniCache::commit`] and [`QjlCache::commit`].
     pub fn commit(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
-        self.ledger.parts.iter_mut().try_for_each(|part| either!(part, held => held.commit(encoder)))
+        self.ledger.end(|part| either!(part, held => held.commit(encoder)))
     }
 
     /// Folds all that can be, and gives back room that no row needs: submits to the device's queue and waits for what

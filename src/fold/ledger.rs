@@ -275,6 +275,11 @@ impl<Q: Sequences, M: Sequences> Ledger<Q, M> {
         self.parts.iter_mut().try_for_each(|part| either!(part, held => change(held)))
     }
 
+    /// Ends a step for every part, whatever becomes of the others, and gives the first error.
+    pub(crate) fn end(&mut self, end: impl FnMut(&mut Part<Q, M>) -> Result<()>) -> Result<()> {
+        self.parts.iter_mut().map(end).fold(Ok(()), Result::and)
+    }
+
     pub(crate) fn remove_sequence(&mut self, sequence: usize) -> Result<()> {
         self.each(|held| held.remove_sequence(sequence))
     }

@@ -37,6 +37,7 @@ mod file;
 mod gpu_cache;
 mod ledger;
 mod measured;
+mod pairs;
 mod policy;
 mod report;
 mod shared;

@@ -35,6 +35,7 @@ mod work;
 
 pub use measurement::{Measurement, Method};
 pub use options::{OptionsEcho, ReportOptions};
+pub(crate) use planes::replaced;
 pub use planes::{
     AttentionErrors, HeadAttention, LayerMethods, MethodFigures, ModelShape, PlanesFigures, PlanesRequest,
     TableSource, estimate,

@@ -72,7 +72,7 @@ pub fn policy() -> Policy {
 }
 
 /// Layers 2 and 3 are alike, but for a tenth of their length.
-fn step(random: &mut Random, sequences: usize, tokens: usize) -> Vec<Rows> {
+pub fn step(random: &mut Random, sequences: usize, tokens: usize) -> Vec<Rows> {
     let tensor = |numbers: &[f64], heads| {
         let numbers: Vec<f32> = numbers.iter().map(|&x| x as f32).collect();
         Tensor::from_f32(&numbers, DType::F16, Shape::new(sequences, heads, tokens, DIM).unwrap()).unwrap()

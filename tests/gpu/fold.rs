@@ -3,10 +3,11 @@
 use kvfold::attention::AttendOptions;
 use kvfold::cache::Step;
 use kvfold::fold::{CpuFoldedCache, FoldedCache};
-use kvfold::{DType, Gpu, KvView, Result, Shape, Tensor};
+use kvfold::{DType, Error, Gpu, KvView, Result, Shape, Tensor, wgpu};
 
 use crate::Test;
 use crate::folded::{self, Rows, Subject, model, policy};
+use crate::numbers::Random;
 use crate::rows::{download, upload};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -14,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("folded_cache_has_the_sequences_of_all_layers", sequences),
     ("folded_cache_goes_on_when_loaded", resumes),
     ("folded_cache_goes_to_the_host_and_back", travels),
+    ("folded_cache_ends_a_step_for_all_layers_but_those_that_fail", fails),
 ];
 
 /// As in `qjl_cache`: codes at the border of a cell may fall to either side on a device.
@@ -109,5 +111,41 @@ fn travels(gpu: &Gpu) -> Result<()> {
     assert_eq!((host.sequences(), host.layers()), (2, 6));
     assert_eq!(host.save()?, file);
     assert_eq!(FoldedCache::load(gpu, &host.save()?)?.policy(), cache.policy());
+    Ok(())
+}
+
+/// The encoder that carried MiniCache's questions is dropped, so that its layers, in the middle, fail at the next commit.
+fn fails(gpu: &Gpu) -> Result<()> {
+    let (mut device, mut host) = (device(gpu)?, CpuFoldedCache::new(model(), policy(), 1)?);
+    let mut random = Random(11);
+    let mut append = |device: &mut Device<'_>, tokens: usize| -> Result<()> {
+        for (layer, rows) in folded::step(&mut random, 1, tokens).iter().enumerate() {
+            device.append(layer, rows)?;
+            let [keys, values, queries] = [&rows.keys, &rows.values, &rows.queries].map(|t| t.view());
+            host.append(layer, &Step::new(&keys, &values).queries(&queries))?;
+        }
+        host.commit()
+    };
+    append(&mut device, 40)?;
+    // So few tokens that no other layer records anything.
+    let mut dropped = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    device.cache.commit(&mut dropped)?;
+    drop(dropped);
+    append(&mut device, 80)?;
+    let mut failed = None;
+    gpu.submit(|encoder| {
+        failed = device.cache.commit(encoder).err();
+        Ok(())
+    })?;
+    assert!(matches!(failed, Some(Error::Device { .. })), "{failed:?}");
+    let tokens = |device: &Device<'_>| (0..6).map(|layer| device.tokens(layer)).collect::<Vec<_>>();
+    let after = tokens(&device);
+    device.commit()?;
+    let want: Vec<_> = host.report().layers.iter().map(|layer| [layer.tokens, layer.folded]).collect();
+    let had = tokens(&device);
+    assert_eq!(had, want, "as if nothing had failed");
+    assert!(want[2][1] > 0 && want[4][1] > 0, "{want:?}");
+    let at_once = [after[2][1], after[3][1], after[4][1]];
+    assert_eq!(at_once, [0, 0, want[4][1]], "the layer behind those that failed has ended");
     Ok(())
 }

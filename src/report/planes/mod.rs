@@ -15,15 +15,35 @@ pub use types::{AttentionErrors, LayerMethods, MethodFigures, PlanesFigures, Pla
 pub(super) use judge::Judge;
 
 use super::Method;
-use super::queries::Slice;
+use super::queries::{Queries, Slice};
 use super::work::At;
+use crate::attention;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
 use crate::qjl::QuantizedValues;
 use crate::qjl::planes::{CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Tables};
 use crate::rope::{Positions, Rope};
+use crate::tensor::Tensor;
 use cost::{Cost, Tokens};
 use judge::Estimate;
+
+/// What the attention of a layer's captured queries becomes when these keys and values stand in for its own.
+pub(crate) fn replaced(
+    capture: &Capture,
+    index: usize,
+    keys: &Tensor,
+    values: &Tensor,
+) -> Result<AttentionErrors> {
+    let (own, layer) = (capture.keys(index)?, capture.layers.get(index));
+    let Some((queries, layer)) = Queries::of(capture, index, own).zip(layer) else {
+        return Ok(AttentionErrors::default());
+    };
+    let slice = queries.whole()?;
+    let judge = Judge::new(&slice, &layer.values, 0)?;
+    let scores = attention::exact_scores(&judge.asked(), &keys.view())?;
+    let values = values.view().to_f32();
+    Ok(judge.errors(&Estimate { scores: &scores, values: &values, output: None }, 0))
+}
 
 /// Tokens of a block mean where the model's RoPE is not known.
 const BLOCK: u32 = 64;
