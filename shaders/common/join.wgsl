@@ -5,9 +5,6 @@
 fn join(place: Place, id: Invocation) {
     let lane = lane_of(id);
     let row = linear_workgroup(place);
-    let first = min(row, params.rows - 1u) * params.splits * STRIDE;
-    let largest = largest_logit(first, lane);
-    let gathered = gather(first, largest, lane);
-    let sum = row_sum(vec4<f32>(gathered.sum), lane).x;
-    put_row(row, largest, sum, over_groups(gathered.raw, lane), lane);
+    let found = gather_row(row, lane);
+    put_row(row, found.largest, found.sum, over_groups(found.coded + found.raw, lane), lane);
 }

@@ -61,7 +61,7 @@ fn value_words(word: u32, first: u32, wide: bool) -> vec4<u32> {
     return select(vec4<u32>(), vec4<u32>(values[inside.x], values[inside.y], values[inside.z], values[inside.w]), at <= vec4<u32>(last));
 }
 
-// A slot's f16 numbers.
+// Eight numbers of a slot in f16.
 fn eight_of_slot(words: vec4<u32>) -> Eight {
     let low = vec4<u32>(0x7c00u);
     let high = vec4<u32>(0x7c000000u);
@@ -70,42 +70,44 @@ fn eight_of_slot(words: vec4<u32>) -> Eight {
                     vec4<f32>(unpack2x16float(words.z), unpack2x16float(words.w)), finite);
 }
 
+// Of a row whose numbers are two a word, be they a slot's or of the input's type: no branch waits for what the page says.
+fn eight_of_either(words: vec4<u32>, of_input: bool) -> Eight {
+    let slot = eight_of_slot(words);
+    let raw = eight_of_halves(words);
+    return Eight(select(slot.low, raw.low, of_input), select(slot.high, raw.high, of_input),
+                 select(slot.finite, raw.finite, of_input));
+}
+
 fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
     let row = key_row(kv_head, token);
-    if (!row.raw && !SLOT_IS_INPUT) {
-        return eight_of_slot(key_words(row.word, 4u * eight, false));
-    }
-    if (ELEMENTS == 1u) {
+    let of_input = row.raw | SLOT_IS_INPUT;
+    if (ELEMENTS == 1u && of_input) {
         return eight_of_words(key_words(row.word, 8u * eight, true), key_words(row.word, 8u * eight + 4u, true));
     }
-    return eight_of_halves(key_words(row.word, 4u * eight, false));
+    return eight_of_either(key_words(row.word, 4u * eight, false), of_input);
 }
 
 fn value_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
     let row = value_row(kv_head, token);
-    if (!row.raw && !SLOT_IS_INPUT) {
-        return eight_of_slot(value_words(row.word, 4u * eight, false));
-    }
-    if (ELEMENTS == 1u) {
+    let of_input = row.raw | SLOT_IS_INPUT;
+    if (ELEMENTS == 1u && of_input) {
         return eight_of_words(value_words(row.word, 8u * eight, true), value_words(row.word, 8u * eight + 4u, true));
     }
-    return eight_of_halves(value_words(row.word, 4u * eight, false));
+    return eight_of_either(value_words(row.word, 4u * eight, false), of_input);
 }
 
 fn key_scale(kv_head: u32, token: u32) -> f32 {
     let row = key_row(kv_head, token);
-    if (row.magnitude == NOWHERE) {
-        return 1.0;
-    }
-    return half_of(keys[params.keys.magnitudes + (row.magnitude >> 1u)], row.magnitude);
+    let nowhere = row.magnitude == NOWHERE;
+    let index = select(row.magnitude, 0u, nowhere);
+    return select(half_of(keys[params.keys.magnitudes + (index >> 1u)], index), 1.0, nowhere);
 }
 
 fn value_scale(kv_head: u32, token: u32) -> f32 {
     let row = value_row(kv_head, token);
-    if (row.magnitude == NOWHERE) {
-        return 1.0;
-    }
-    return half_of(values[params.values.magnitudes + (row.magnitude >> 1u)], row.magnitude);
+    let nowhere = row.magnitude == NOWHERE;
+    let index = select(row.magnitude, 0u, nowhere);
+    return select(half_of(values[params.values.magnitudes + (index >> 1u)], index), 1.0, nowhere);
 }
 
 @compute @workgroup_size(WORKGROUP)

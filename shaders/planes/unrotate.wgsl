@@ -10,12 +10,9 @@ fn channel(i: u32) -> f32 {
 fn unrotate(place: Place, id: Invocation) {
     let lane = lane_of(id);
     let row = linear_workgroup(place);
-    let first = min(row, params.rows - 1u) * params.splits * STRIDE;
-    let largest = largest_logit(first, lane);
-    let gathered = gather(first, largest, lane);
-    let sum = row_sum(vec4<f32>(gathered.sum), lane).x;
-    let coded = over_groups(gathered.coded, lane);
-    let raw = over_groups(gathered.raw, lane);
+    let found = gather_row(row, lane);
+    let coded = over_groups(found.coded, lane);
+    let raw = over_groups(found.raw, lane);
     for (var i = 0u; i < 4u; i++) {
         if (lane < VALUE_LANES && 4u * lane + i < HEAD_DIM) {
             work[4u * lane + i] = vec2<f32>(coded[i], 0.0);
@@ -25,5 +22,5 @@ fn unrotate(place: Place, id: Invocation) {
     rotate_back(0u, HEAD_DIM, FIRST_AT, FIRST_HADAMARD, FIRST_FACTOR, lane);
     let i = 4u * lane;
     let turned = vec4<f32>(channel(i), channel(i + 1u), channel(i + 2u), channel(i + 3u));
-    put_row(row, largest, sum, raw + turned, lane);
+    put_row(row, found.largest, found.sum, raw + turned, lane);
 }

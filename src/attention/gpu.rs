@@ -5,11 +5,11 @@ mod combine;
 mod scores;
 mod segments;
 
-pub(crate) use combine::{GatherParams, combine};
+pub(crate) use combine::{AllParts, GatherParams, Parts, combine, join, joined};
 use combine::{combine_variant, join_variant};
 pub(crate) use scores::ScorePlace;
 use scores::scores_variant;
-pub(crate) use segments::{SegmentPasses, Staged};
+pub(crate) use segments::{SegmentPasses, Stage};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -124,12 +124,37 @@ impl Tiling {
     }
 }
 
-/// Room for the partial results of all passes of a call. Where each part is written by one pass, a buffer that earlier calls
-/// have used will do; else it must hold zeros.
-fn partials(gpu: &Gpu, rows: usize, splits: usize, value_dim: usize, written: bool) -> Result<wgpu::Buffer> {
+/// Which rows passes look at. Each kind leaves its partial results in a buffer of its own, since two passes that write one buffer
+/// wait for each other on the device: raw rows in two, so that sinks and recent rows do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowKind {
+    Coded,
+    Raw,
+    More,
+}
+
+impl RowKind {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Coded => "coded partials",
+            Self::Raw => "raw partials",
+            Self::More => "more partials",
+        }
+    }
+}
+
+/// Room for the partial results of passes over one kind of rows. Where each part is written by one pass, a buffer that earlier
+/// calls have used will do; else it must hold zeros.
+fn partials(
+    gpu: &Gpu,
+    kind: RowKind,
+    [rows, splits]: [usize; 2],
+    value_dim: usize,
+    written: bool,
+) -> Result<wgpu::Buffer> {
     let sizes = [rows, splits, partial_stride(value_dim) as usize];
-    let bytes = checked_bytes("partial results", &sizes, 16)? as u64;
-    if written { gpu.scratch("partials", bytes) } else { gpu.storage("partials", bytes) }
+    let bytes = checked_bytes("partial results", &sizes, 16)?.max(16) as u64;
+    if written { gpu.scratch(kind.label(), bytes) } else { gpu.storage(kind.label(), bytes) }
 }
 
 /// What of each sequence a pass may see: its length, and the first and one past the last token.
@@ -153,46 +178,34 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// The passes of one call, whose partial results stand in one buffer, in order. Checks the options.
-    pub(crate) fn all(
+    /// One pass over one kind of rows. Checks the options.
+    pub(crate) fn of(
         gpu: &Gpu,
+        (kind, spans, tiling): (RowKind, &[Span], Tiling),
         g: Geometry,
         value_dim: usize,
-        passes: &[(Vec<Span>, Tiling)],
         options: &AttendOptions<'_>,
-    ) -> Result<Vec<Self>> {
+    ) -> Result<Self> {
         options.validate()?;
         g.check_sinks(options)?;
         let rows = g.batch * g.query_heads * g.queries;
-        let splits = |tiling: Tiling| tiling.split(g.tokens, g.batch);
-        let all_splits = passes.iter().map(|&(_, tiling)| splits(tiling).0).sum();
-        let partials = partials(gpu, rows, all_splits, value_dim, g.tokens > 0)?;
-        let params = AttentionParams {
-            rows: index32(rows)?,
-            tokens: index32(g.tokens)?,
-            live_end: index32(g.tokens)?,
-            all_splits: index32(all_splits)?,
-            ..AttentionParams::new(g, options)?
-        };
-        let mut first_split = 0;
-        let pass = |(spans, tiling): &(Vec<Span>, Tiling)| {
-            let (splits, split) = splits(*tiling);
-            let params = AttentionParams {
+        let (splits, split) = tiling.split(g.tokens, g.batch);
+        let units = g.batch * tiling.units();
+        Ok(Self {
+            params: AttentionParams {
+                rows: index32(rows)?,
+                tokens: index32(g.tokens)?,
+                live_end: index32(g.tokens)?,
+                all_splits: index32(splits)?,
                 splits: index32(splits)?,
                 split: index32(split)?,
-                first_split: index32(first_split)?,
-                ..params
-            };
-            first_split += splits;
-            Ok(Self {
-                params,
-                spans: gpu.upload("spans", bytemuck::cast_slice(spans))?,
-                partials: partials.clone(),
-                units: g.batch * tiling.units(),
-                workgroups: if g.tokens == 0 { 0 } else { (g.batch * tiling.units() * splits) as u64 },
-            })
-        };
-        passes.iter().map(pass).collect()
+                ..AttentionParams::new(g, options)?
+            },
+            spans: gpu.upload("spans", bytemuck::cast_slice(spans))?,
+            partials: partials(gpu, kind, [rows, splits], value_dim, g.tokens > 0)?,
+            units,
+            workgroups: if g.tokens == 0 { 0 } else { (units * splits) as u64 },
+        })
     }
 
     /// The only pass of a call that sees whole sequences.
@@ -203,14 +216,13 @@ impl Pass {
         lengths: Option<&[u32]>,
         options: &AttendOptions<'_>,
     ) -> Result<Self> {
-        let passes = [(whole(&g.lengths(lengths)?), Tiling::rows(g, value_dim))];
-        let mut passes = Self::all(gpu, g, value_dim, &passes, options)?;
-        passes.pop().ok_or_else(|| Error::range("attention passes", "1", 0))
+        let spans = whole(&g.lengths(lengths)?);
+        Self::of(gpu, (RowKind::Raw, &spans, Tiling::rows(g, value_dim)), g, value_dim, options)
     }
 
-    /// Query rows, splits of this pass, and splits of all passes.
-    pub(crate) fn splits(&self) -> (u32, u32, u32) {
-        (self.params.rows, self.params.splits, self.params.all_splits)
+    /// What this pass and those that share its buffer leave.
+    pub(crate) fn parts(&self) -> Parts {
+        Parts { partials: self.partials.clone(), splits: self.params.all_splits }
     }
 
     /// Records the combining of all splits into `output`.
@@ -221,7 +233,7 @@ impl Pass {
         options: &AttendOptions<'_>,
         output: &KvView,
     ) -> Result<()> {
-        combine(recording, gpu, &self.partials, self.params.all_splits, options, output)
+        combine(recording, gpu, &self.parts(), options, output)
     }
 }
 

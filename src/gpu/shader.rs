@@ -120,7 +120,7 @@ impl Kernel {
             Self::ExactScores => &spec!("attention", "exact_scores", 128, &[Uniform, Read, Read, Write]),
             Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
-            Self::Join => &spec!("common", "join", 256, &[Uniform, Read, Write]),
+            Self::Join => &spec!("common", "join", 256, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
@@ -132,7 +132,9 @@ impl Kernel {
             Self::PlaneAttend => {
                 &spec!("planes", "attend", 32, &[Uniform, Read, Read, Read, Read, Read, Read, Write])
             }
-            Self::PlaneUnrotate => &spec!("planes", "unrotate", 256, &[Uniform, Read, Write, Read]),
+            Self::PlaneUnrotate => {
+                &spec!("planes", "unrotate", 256, &[Uniform, Read, Read, Read, Read, Write])
+            }
             Self::PlaneCalibrate => {
                 &spec!("planes", "calibrate", 128, &[Uniform, Read, Read, Read, Read, Write])
             }

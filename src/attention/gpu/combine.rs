@@ -13,56 +13,79 @@ use crate::tensor::{DType, Shape, checked_bytes};
 /// The most splits that each word of an output is combined from one after the other.
 const FEW_SPLITS: u32 = 4;
 
+/// What passes over one kind of rows have left of every query row: the partial results of so many splits.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) partials: wgpu::Buffer,
+    pub(crate) splits: u32,
+}
+
+/// What the passes of a call have left: over coded rows, and over raw ones in two buffers.
+pub(crate) type AllParts<'a> = [&'a Parts; 3];
+
 /// Records the combining of partial results into `output`, `[batch, query_heads, queries, value_dim]` of any element type.
 pub(crate) fn combine(
     recording: &mut Recording<'_>,
     gpu: &Gpu,
-    partials: &wgpu::Buffer,
-    splits: u32,
+    parts: &Parts,
     options: &AttendOptions<'_>,
     output: &KvView,
 ) -> Result<()> {
-    if splits > FEW_SPLITS {
-        let joined = join(recording, gpu, partials, splits, output.shape())?;
-        return combine(recording, gpu, &joined, 1, options, output);
+    if parts.splits > FEW_SPLITS {
+        let none = Parts { splits: 0, ..parts.clone() };
+        let joined = join(recording, gpu, [&none, parts, &none], output.shape())?;
+        return combine(recording, gpu, &joined, options, output);
     }
     let sinks = gpu.upload("sink logits", bytemuck::cast_slice(options.sink_logits.unwrap_or_default()))?;
     let (window, view) = output.bind_output("attention output", gpu)?;
     recording.add(Dispatch {
         variant: combine_variant(output.shape().dim, output.dtype(), options.sink_logits.is_some()),
-        params: CombineParams { view, splits, padding: [0; 3] },
-        buffers: &[Window::whole(partials), Window::whole(&sinks), window],
+        params: CombineParams { view, splits: parts.splits, padding: [0; 3] },
+        buffers: &[Window::whole(&parts.partials), Window::whole(&sinks), window],
         workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
     })
 }
 
 /// Joins the splits of every query to one.
-fn join(
+pub(crate) fn join(
     recording: &mut Recording<'_>,
     gpu: &Gpu,
-    partials: &wgpu::Buffer,
-    splits: u32,
+    parts: AllParts<'_>,
     output: Shape,
-) -> Result<wgpu::Buffer> {
-    let sizes = [output.rows(), partial_stride(output.dim) as usize];
-    let joined = gpu.scratch("joined", checked_bytes("partial results", &sizes, 16)? as u64)?;
+) -> Result<Parts> {
+    let (joined, [coded, raw, more]) = (joined(gpu, output.rows(), output.dim)?, parts);
     recording.add(Dispatch {
         variant: join_variant(output.dim).with_subgroups(gpu.caps().shuffle_width()),
-        params: GatherParams { rows: index32(output.rows())?, splits, coded: 0, padding: 0 },
-        buffers: &[Window::whole(partials), Window::whole(&joined)],
+        params: GatherParams::new(output.rows(), parts)?,
+        // The third is of the kernel that turns values back meanwhile.
+        buffers: &[&coded.partials, &raw.partials, &raw.partials, &more.partials, &joined.partials]
+            .map(Window::whole),
         workgroups: output.rows() as u64,
     })?;
     Ok(joined)
+}
+
+/// Room for one partial result of every query row.
+pub(crate) fn joined(gpu: &Gpu, rows: usize, value_dim: usize) -> Result<Parts> {
+    let bytes = checked_bytes("partial results", &[rows, partial_stride(value_dim) as usize], 16)?;
+    Ok(Parts { partials: gpu.scratch("joined", bytes as u64)?, splits: 1 })
 }
 
 /// Of `join`, and of the kernel of sign planes that turns values back meanwhile: `shaders/common/gather.wgsl`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct GatherParams {
-    pub(crate) rows: u32,
-    pub(crate) splits: u32,
-    pub(crate) coded: u32,
-    pub(crate) padding: u32,
+    rows: u32,
+    coded: u32,
+    raw: u32,
+    more: u32,
+}
+
+impl GatherParams {
+    pub(crate) fn new(rows: usize, parts: AllParts<'_>) -> Result<Self> {
+        let [coded, raw, more] = parts.map(|parts| parts.splits);
+        Ok(Self { rows: index32(rows)?, coded, raw, more })
+    }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

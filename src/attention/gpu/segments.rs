@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{AttentionParams, MAX_PARTIAL_BYTES, Pass, Tiling, combine, partial_stride, partials, whole};
+use super::{
+    AttentionParams, MAX_PARTIAL_BYTES, Parts, Pass, RowKind, Tiling, combine, partial_stride, partials,
+    whole,
+};
 use crate::attention::{AttendOptions, Geometry};
 use crate::cache::Segment;
 use crate::error::Result;
@@ -22,8 +25,10 @@ struct Passes {
 }
 
 impl Passes {
+    #[allow(clippy::too_many_arguments, reason = "passes share this many things, each of another kind")]
     fn new(
         gpu: &Gpu,
+        kind: RowKind,
         g: Geometry,
         value_dim: usize,
         lengths: &[usize],
@@ -38,7 +43,7 @@ impl Passes {
             rows,
             all_splits,
             spans: gpu.upload("spans", bytemuck::cast_slice(&whole(lengths)))?,
-            partials: partials(gpu, g.batch * rows, all_splits, value_dim, written)?,
+            partials: partials(gpu, kind, [g.batch * rows, all_splits], value_dim, written)?,
         })
     }
 
@@ -65,8 +70,7 @@ impl Passes {
 pub(crate) struct SegmentPasses {
     /// One for each segment.
     pub(crate) passes: Vec<Pass>,
-    partials: wgpu::Buffer,
-    splits: u32,
+    parts: Parts,
 }
 
 impl SegmentPasses {
@@ -101,9 +105,9 @@ impl SegmentPasses {
             *used = (*used).max(first + splits);
             places.push((segment, tiling, first, splits, split));
         }
-        let all = Passes::new(gpu, g, value_dim, lengths, &used, [false, true], options)?;
+        let all = Passes::new(gpu, RowKind::Raw, g, value_dim, lengths, &used, [false, true], options)?;
         let passes = places.into_iter().map(|placed| all.pass(placed)).collect::<Result<_>>()?;
-        Ok(Self { passes, splits: index32(all.all_splits)?, partials: all.partials })
+        Ok(Self { passes, parts: Parts { splits: index32(all.all_splits)?, partials: all.partials } })
     }
 
     /// Records the combining of all splits into `output`.
@@ -114,17 +118,14 @@ impl SegmentPasses {
         options: &AttendOptions<'_>,
         output: &KvView,
     ) -> Result<()> {
-        combine(recording, gpu, &self.partials, self.splits, options, output)
+        combine(recording, gpu, &self.parts, options, output)
     }
 }
 
-/// The passes of a call in stages, and where all leave what they find.
-pub(crate) struct Staged {
-    /// The passes of each stage, and how many splits it and those before it have.
-    pub(crate) stages: Vec<(Vec<Pass>, u32)>,
-    pub(crate) partials: wgpu::Buffer,
-    /// Splits of all stages, at least one.
-    pub(crate) splits: u32,
+/// The passes of a call over one kind of rows, and what they leave.
+pub(crate) struct Stage {
+    pub(crate) passes: Vec<Pass>,
+    pub(crate) parts: Parts,
 }
 
 impl Pass {
@@ -139,41 +140,30 @@ impl Pass {
         (self.params.position, self.params.consecutive) = (first, 1);
     }
 
-    /// Passes for segments in stages: those of a stage come, for every sequence, after those of the stages before.
-    pub(crate) fn stages(
+    /// Passes for the segments of one kind of rows, each of which has splits of its own.
+    pub(crate) fn stage(
         gpu: &Gpu,
         g: Geometry,
         value_dim: usize,
         lengths: &[usize],
-        stages: &[(&[Segment], Tiling)],
+        (kind, segments, tiling): (RowKind, &[Segment], Tiling),
         options: &AttendOptions<'_>,
-    ) -> Result<Staged> {
+    ) -> Result<Stage> {
         options.validate()?;
         g.check_sinks(options)?;
         let mut splits_of = vec![0; lengths.len()];
-        let mut placed = Vec::with_capacity(stages.len());
+        let mut placed = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let (splits, split) = tiling.split(segment.tokens, g.batch);
+            let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
+            placed.push((segment, tiling, *before, splits, split));
+            *before += splits;
+        }
+        let splits = splits_of.iter().copied().max().unwrap_or(0);
         // Whether every part is written, by one pass.
-        let mut written = true;
-        for &(segments, tiling) in stages {
-            let mut stage = Vec::with_capacity(segments.len());
-            for segment in segments {
-                let (splits, split) = tiling.split(segment.tokens, g.batch);
-                let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
-                stage.push((segment, tiling, *before, splits, split));
-                *before += splits;
-            }
-            let end = splits_of.iter().copied().max().unwrap_or(0);
-            written &= splits_of.iter().all(|&splits| splits == end);
-            splits_of.fill(end);
-            placed.push((stage, index32(end)?));
-        }
-        written &= splits_of.iter().all(|&splits| splits > 0);
-        let all = Passes::new(gpu, g, value_dim, lengths, &splits_of, [written, false], options)?;
-        let mut staged = Vec::with_capacity(placed.len());
-        for (stage, end) in placed {
-            let passes = stage.into_iter().map(|placed| all.pass(placed)).collect::<Result<Vec<Self>>>()?;
-            staged.push((passes, end));
-        }
-        Ok(Staged { stages: staged, splits: index32(all.all_splits)?, partials: all.partials })
+        let written = splits_of.iter().all(|&of_one| of_one == splits && of_one > 0);
+        let all = Passes::new(gpu, kind, g, value_dim, lengths, &splits_of, [written, false], options)?;
+        let passes = placed.into_iter().map(|placed| all.pass(placed)).collect::<Result<_>>()?;
+        Ok(Stage { passes, parts: Parts { splits: index32(splits)?, partials: all.partials } })
     }
 }

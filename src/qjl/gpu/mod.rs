@@ -13,7 +13,7 @@ use super::planes::gpu::{
     CodecBuffer, Coding, Ops as PlaneOps, PlaneBuffer, PositionBuffer, Side, TableBuffer,
 };
 use super::{KeyScale, Projection};
-use crate::attention::gpu::{Pass, ScorePlace, whole};
+use crate::attention::gpu::{Pass, RowKind, ScorePlace, combine, whole};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
 use crate::gpu::{Dispatch, Gpu, InputParams, KvView, Recording, Window, index32};
@@ -154,17 +154,16 @@ impl Ops {
         output.shape().check_equal("attention output", geometry.output(value_dim)?)?;
         let (codec, ops) = (projection.codec(keys.key_scale, value_dim)?, PlaneOps::new(&self.gpu));
         let spans = whole(&geometry.lengths(lengths)?);
-        let stages = [(spans, ops.tiling(&codec, geometry))];
-        let mut passes = Pass::all(&self.gpu, geometry, value_dim, &stages, options)?;
+        let all = (RowKind::Coded, spans.as_slice(), ops.tiling(&codec, geometry));
+        let pass = Pass::of(&self.gpu, all, geometry, value_dim, options)?;
         let mut recording = Recording::new(&self.gpu);
-        if let Some(pass) = passes.first_mut().filter(|_| output.shape().elements() > 0) {
+        if output.shape().elements() > 0 {
             let sketched = self.project(&mut recording, geometry, queries, &codec)?;
             let codes = [&keys.codes, &values.codes];
             let (queries, nowhere) = (&sketched.sketches, &sketched.nowhere);
             let arithmetic = ops.arithmetic(options.precision);
-            ops.attend(&mut recording, pass, queries, &codec, codes, nowhere, arithmetic)?;
-            let (rows, coded, splits) = pass.splits();
-            ops.join(&mut recording, &pass.partials, [rows, coded, splits], &codec, options, output)?;
+            ops.attend(&mut recording, &pass, queries, &codec, codes, nowhere, arithmetic)?;
+            combine(&mut recording, &self.gpu, &pass.parts(), options, output)?;
         }
         recording.record(encoder);
         Ok(())

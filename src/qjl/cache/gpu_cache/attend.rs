@@ -4,7 +4,7 @@ use super::super::super::planes::gpu::{Ops as PlaneOps, PositionBuffer};
 use super::super::track::Coded;
 use super::QjlCache;
 use super::codes::DeviceCodes;
-use crate::attention::gpu::{Ops as Exact, Pass, Staged, Tiling};
+use crate::attention::gpu::{Ops as Exact, Pass, RowKind, Stage, Tiling};
 use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::cache::Segment;
 use crate::error::Result;
@@ -30,8 +30,9 @@ pub(super) fn attend(
     let keys = Shape { batch: cache.sequences(), heads: shape.kv_heads, tokens: 0, dim: shape.key_dim };
     let g = Geometry::of(queries.shape(), keys)?;
     output.shape().check_equal("attention output", g.output(shape.value_dim)?)?;
-    let (mut coded, mut raw) = (Vec::new(), Vec::new());
-    let (mut blocks, mut rows, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut coded, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+    // Raw rows in turns: the sinks, and what is recent.
+    let mut raw: [(Vec<Segment>, Vec<[KvView; 2]>); 2] = Default::default();
     for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
         lengths.push(track.len(&cache.ledger.rules));
         for (block, tokens) in track.visible_coded() {
@@ -39,22 +40,33 @@ pub(super) fn attend(
             let live = tokens.start - block.start..tokens.end - block.start;
             blocks.push(CodedPart { block, live, position: track.runs.position(block.start) });
         }
-        for piece in track.visible_raw() {
-            raw.push(Segment { sequence, start: piece.start, tokens: piece.tokens });
+        for (turn, piece) in [0, 1].into_iter().cycle().zip(track.visible_raw()) {
+            let [(first, first_rows), (more, more_rows)] = &mut raw;
+            let (segments, rows) = if turn == 0 { (first, first_rows) } else { (more, more_rows) };
+            segments.push(Segment { sequence, start: piece.start, tokens: piece.tokens });
             rows.push(piece.rows.views(piece.at, piece.tokens));
         }
     }
     let gpu = &cache.gpu;
-    let coded_tiling = PlaneOps::new(gpu).tiling(&cache.device_codec(layer)?.buffer, g);
-    let stages = [(coded.as_slice(), coded_tiling), (raw.as_slice(), Tiling::rows(g, shape.value_dim))];
-    let mut staged = Pass::stages(gpu, g, shape.value_dim, &lengths, &stages, options)?;
+    let whole = Tiling::rows(g, shape.value_dim);
+    let stage = |kind, segments: &[Segment], tiling| {
+        Pass::stage(gpu, g, shape.value_dim, &lengths, (kind, segments, tiling), options)
+    };
+    let tiling = PlaneOps::new(gpu).tiling(&cache.device_codec(layer)?.buffer, g);
+    let mut coded = stage(RowKind::Coded, &coded, tiling)?;
+    let [(first, first_rows), (more, more_rows)] = raw;
+    let (first, more) = (stage(RowKind::Raw, &first, whole)?, stage(RowKind::More, &more, whole)?);
     let mut recording = Recording::new(gpu);
     if output.shape().elements() > 0 {
-        attend_coded(cache, &mut recording, layer, g, queries, &mut staged, &blocks, options.precision)?;
-        for (pass, [keys, values]) in staged.stages.iter().skip(1).flat_map(|(raw, _)| raw).zip(&rows) {
+        // Coded rows last: only their pass waits for the queries to be made ready.
+        let rows = first_rows.iter().chain(&more_rows);
+        for (pass, [keys, values]) in first.passes.iter().chain(&more.passes).zip(rows) {
             Exact::new(gpu).exact(&mut recording, pass, [queries, keys, values])?;
         }
-        join(cache, &mut recording, layer, g, &staged, options, output)?;
+        attend_coded(cache, &mut recording, layer, g, queries, &mut coded, &blocks, options.precision)?;
+        let codec = &cache.device_codec(layer)?.buffer;
+        let parts = [&coded.parts, &first.parts, &more.parts];
+        PlaneOps::new(gpu).join(&mut recording, parts, codec, options, output)?;
     }
     recording.record(encoder);
     Ok(())
@@ -67,16 +79,16 @@ fn attend_coded(
     layer: usize,
     g: Geometry,
     queries: &KvView,
-    staged: &mut Staged,
+    stage: &mut Stage,
     blocks: &[CodedPart<'_>],
     precision: Precision,
 ) -> Result<()> {
     let (ops, codec) = (PlaneOps::new(&cache.gpu), cache.device_codec(layer)?);
-    let Some((passes, _)) = staged.stages.first_mut().filter(|(passes, _)| !passes.is_empty()) else {
+    if stage.passes.is_empty() {
         return Ok(());
-    };
+    }
     let sketches = project(cache, recording, layer, g, queries)?;
-    for (pass, part) in passes.iter_mut().zip(blocks) {
+    for (pass, part) in stage.passes.iter_mut().zip(blocks) {
         pass.only(part.live.clone())?;
         let DeviceCodes { keys, values, positions } = part.block.codes.as_ref();
         if positions.is_none() {
@@ -110,21 +122,4 @@ pub(super) fn project(
         ops.project(recording, g, &own, codec, tables, (&sketches, first))?;
     }
     Ok(sketches)
-}
-
-/// Joins what all passes found; what came of rotated values is turned back first.
-fn join(
-    cache: &QjlCache,
-    recording: &mut Recording<'_>,
-    layer: usize,
-    g: Geometry,
-    staged: &Staged,
-    options: &AttendOptions<'_>,
-    output: &KvView,
-) -> Result<()> {
-    let coded = staged.stages.first().map_or(0, |&(_, splits)| splits);
-    let rows = crate::gpu::index32(g.batch * g.query_heads * g.queries)?;
-    let codec = &cache.device_codec(layer)?.buffer;
-    let sizes = [rows, coded, staged.splits];
-    PlaneOps::new(&cache.gpu).join(recording, &staged.partials, sizes, codec, options, output)
 }

@@ -16,7 +16,9 @@ pub(in crate::qjl) use variants::Make;
 pub(crate) use variants::variants;
 
 use super::{CodeLayout, Codec, Tables, check_rows};
-use crate::attention::gpu::{Ops as Exact, Pass, ScorePlace, Tiling, combine, whole};
+use crate::attention::gpu::{
+    AllParts, Ops as Exact, Pass, RowKind, ScorePlace, Tiling, combine, join, whole,
+};
 use crate::attention::{AttendOptions, Geometry, Precision};
 use crate::error::{Error, Result};
 use crate::gpu::{Arithmetic, Gpu, KvView, Recording};
@@ -213,47 +215,51 @@ impl Ops {
         let value_dim = value_codes.shape.dim;
         output.shape().check_equal("attention output", g.output(value_dim)?)?;
         let [coded, sinks, recent] = self.spans(&g.lengths(lengths)?, codec);
-        let (fours, rows) = (self.tiling(codec, g), Tiling::rows(g, value_dim));
-        let passes = [(coded, fours), (sinks, rows), (recent, rows)];
-        let mut passes = Pass::all(&self.gpu, g, value_dim, &passes, options)?;
+        let rows = Tiling::rows(g, value_dim);
+        let pass = |kind, spans: &[[u32; 4]], tiling| {
+            Pass::of(&self.gpu, (kind, spans, tiling), g, value_dim, options)
+        };
+        let mut coded = pass(RowKind::Coded, &coded, self.tiling(codec, g))?;
+        let raw = [pass(RowKind::Raw, &sinks, rows)?, pass(RowKind::More, &recent, rows)?];
         let mut recording = Recording::new(&self.gpu);
         if output.shape().elements() > 0 {
             let sketches = self.sketches(&codec.codec, g)?;
             self.project(&mut recording, g, queries, codec, tables, (&sketches, 0))?;
-            let [coded, raw @ ..] = passes.as_mut_slice() else { return Ok(()) };
             if let Some(first) = positions.first {
                 coded.consecutive(first);
             }
-            let codes = [key_codes, value_codes];
-            let arithmetic = self.arithmetic(options.precision);
-            self.attend(&mut recording, coded, &sketches, codec, codes, positions, arithmetic)?;
-            for pass in raw {
+            for pass in &raw {
                 Exact::new(&self.gpu).exact(&mut recording, pass, [queries, keys, values])?;
             }
-            let (rows, coded_splits, splits) = coded.splits();
-            let sizes = [rows, coded_splits, splits];
-            self.join(&mut recording, &coded.partials, sizes, codec, options, output)?;
+            let codes = [key_codes, value_codes];
+            let arithmetic = self.arithmetic(options.precision);
+            self.attend(&mut recording, &coded, &sketches, codec, codes, positions, arithmetic)?;
+            let parts = [&coded.parts(), &raw[0].parts(), &raw[1].parts()];
+            self.join(&mut recording, parts, codec, options, output)?;
         }
         recording.record(encoder);
         Ok(())
     }
 
-    /// Joins partial results of so many query rows, with so many splits of coded rows, the first, and in all. What came of
-    /// rotated values is turned back first.
+    /// Joins what passes over coded rows and over raw ones have left. What came of rotated values is turned back first.
     pub(in crate::qjl) fn join(
         &self,
         recording: &mut Recording<'_>,
-        partials: &wgpu::Buffer,
-        [rows, coded, splits]: [u32; 3],
+        parts: AllParts<'_>,
         codec: &CodecBuffer,
         options: &AttendOptions<'_>,
         output: &KvView,
     ) -> Result<()> {
-        if coded == 0 || codec.codec.sketch().is_some() {
-            return combine(recording, &self.gpu, partials, splits, options, output);
-        }
-        let joined = self.unrotate(recording, partials, [rows, coded, splits], codec)?;
-        combine(recording, &self.gpu, &joined, 1, options, output)
+        let (gpu, [coded, raw, more]) = (&self.gpu, parts);
+        let joined = if coded.splits > 0 && codec.codec.sketch().is_none() {
+            self.unrotate(recording, parts, output.shape().rows(), codec)?
+        } else if [coded, raw, more].iter().filter(|parts| parts.splits > 0).count() > 1 {
+            join(recording, gpu, parts, output.shape())?
+        } else {
+            let only = parts.into_iter().find(|parts| parts.splits > 0);
+            only.unwrap_or(raw).clone()
+        };
+        combine(recording, gpu, &joined, options, output)
     }
 
     /// How codes meet queries and weights on this device.

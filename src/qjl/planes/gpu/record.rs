@@ -9,7 +9,9 @@ use super::tiles::TILE;
 use super::variants::{Make, attend_tokens, query_energy_variant, sketch};
 use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
 use crate::attention::Geometry;
-use crate::attention::gpu::{AttentionParams, GatherParams, Pass, ScorePlace, Tiling, partial_stride};
+use crate::attention::gpu::{
+    AllParts, AttentionParams, GatherParams, Parts, Pass, ScorePlace, Tiling, joined,
+};
 use crate::error::Result;
 use crate::gpu::{Arithmetic, Dispatch, InputParams, KvView, Recording, ViewUse, Window, index32};
 use crate::qjl::gpu::Ops as SketchOps;
@@ -373,22 +375,21 @@ impl Ops {
         })
     }
 
-    /// One partial result a query, turned back: of so many query rows, with so many splits of coded rows and in all.
+    /// One partial result for each of so many query rows, that of coded values turned back.
     pub(in crate::qjl) fn unrotate(
         &self,
         recording: &mut Recording<'_>,
-        partials: &wgpu::Buffer,
-        [rows, coded, splits]: [u32; 3],
+        parts: AllParts<'_>,
+        rows: usize,
         codec: &CodecBuffer,
-    ) -> Result<wgpu::Buffer> {
-        let stride = partial_stride(codec.codec.value_dim()) as usize;
-        let bytes = checked_bytes("partial results", &[rows as usize, stride], 16)?;
-        let joined = self.gpu.scratch("joined", bytes as u64)?;
+    ) -> Result<Parts> {
+        let (joined, [coded, raw, more]) = (joined(&self.gpu, rows, codec.codec.value_dim())?, parts);
         recording.add(Dispatch {
             variant: self.make(codec).unrotate(),
-            params: GatherParams { rows, splits, coded, padding: 0 },
-            buffers: &[Window::whole(partials), Window::whole(&joined), Window::whole(&codec.rotations)],
-            workgroups: u64::from(rows),
+            params: GatherParams::new(rows, parts)?,
+            buffers: &[&coded.partials, &raw.partials, &codec.rotations, &more.partials, &joined.partials]
+                .map(Window::whole),
+            workgroups: rows as u64,
         })?;
         Ok(joined)
     }
