@@ -131,7 +131,7 @@ fn fails(gpu: &Gpu) -> Result<()> {
     let mut dropped = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     device.cache.commit(&mut dropped)?;
     drop(dropped);
-    append(&mut device, 80)?;
+    append(&mut device, 120)?;
     let mut failed = None;
     gpu.submit(|encoder| {
         failed = device.cache.commit(encoder).err();

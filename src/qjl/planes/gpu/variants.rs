@@ -113,7 +113,11 @@ impl Make<'_> {
             Module::PlaneCentre,
             Module::PlaneRotate,
         ];
-        self.finish(Kernel::PlaneEncode, &modules, self.layout(layout, keys))
+        // Small workgroups: between two barriers there is little to do.
+        let workgroup = (layout.channels().div_ceil(4) as u32).next_power_of_two().clamp(32, 128);
+        let mut constants = self.layout(layout, keys);
+        constants.push(Const::U32("LANES", workgroup));
+        self.finish(Kernel::PlaneEncode, &modules, constants).with_workgroup(workgroup)
     }
 
     /// Moves coded rows to their tiles.
