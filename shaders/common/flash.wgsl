@@ -57,45 +57,120 @@ struct Found {
     high: mat4x4<f32>,
 }
 
-fn add_tokens(found: Found, query: QueryPart, seen: Seen, kv_head: u32, token: u32, lane: u32) -> Found {
-    let last = params.attention.tokens - 1u;
-    let at = min(token + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
-    let key_at = min(lane % LANES, KEY_EIGHTS - 1u);
-    let value_at = min(lane % LANES, VALUE_EIGHTS - 1u);
-    let k0 = key_eight(kv_head, at.x, key_at);
-    let k1 = key_eight(kv_head, at.y, key_at);
-    let k2 = key_eight(kv_head, at.z, key_at);
-    let k3 = key_eight(kv_head, at.w, key_at);
-    let v0 = value_eight(kv_head, at.x, value_at);
-    let v1 = value_eight(kv_head, at.y, value_at);
-    let v2 = value_eight(kv_head, at.z, value_at);
-    let v3 = value_eight(kv_head, at.w, value_at);
-    let finite = vec4<bool>(k0.finite & v0.finite, k1.finite & v1.finite, k2.finite & v2.finite, k3.finite & v3.finite);
-    // Of each token, how many lanes hold a number that is not finite.
-    let odd = row_sum(select(vec4<f32>(1.0), vec4<f32>(), finite), lane);
-    let s0 = row_sum(part_scores(query, k0), lane) * key_scale(kv_head, at.x);
-    let s1 = row_sum(part_scores(query, k1), lane) * key_scale(kv_head, at.y);
-    let s2 = row_sum(part_scores(query, k2), lane) * key_scale(kv_head, at.z);
-    let s3 = row_sum(part_scores(query, k3), lane) * key_scale(kv_head, at.w);
-    let a = logits_of(s0, token, odd.x == 0.0, seen);
-    let b = logits_of(s1, token + 1u, odd.y == 0.0, seen);
-    let c = logits_of(s2, token + 2u, odd.z == 0.0, seen);
-    let d = logits_of(s3, token + 3u, odd.w == 0.0, seen);
+// What a lane's channels add to the scores of four tokens, of four query rows each.
+struct TokenScores {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
+
+// What four tokens weigh, relative to the largest logit: of each query row the values' weights, and their sum of exponentials, of
+// all four or, where lanes share the tokens, of a lane's own.
+struct TokenWeights {
+    largest: vec4<f32>,
+    sum: vec4<f32>,
+    weights: mat4x4<f32>,
+}
+
+// Whether there are lanes enough for each to weigh one of the four tokens alone: the two highest bits of its number within the row
+// say which.
+const SHARES: bool = LANES >= 4u;
+const HALF: u32 = LANES / 2u;
+const QUARTER: u32 = LANES / 4u;
+
+// Every lane weighs one token: sums of scores are halved from step to step, and weights doubled again.
+fn weigh_shared(found: Found, scores: TokenScores, odd: u32, seen: Seen, kv_head: u32, token: u32, lane: u32) -> TokenWeights {
+    let high = (lane & HALF) != 0u;
+    let middle = (lane & QUARTER) != 0u;
+    let first = select(scores.a, scores.c, high) + row_exchange(select(scores.c, scores.a, high), lane, HALF);
+    let second = select(scores.b, scores.d, high) + row_exchange(select(scores.d, scores.b, high), lane, HALF);
+    var own = select(first, second, middle) + row_exchange(select(second, first, middle), lane, QUARTER);
+    for (var offset = 1u; offset < QUARTER; offset <<= 1u) {
+        own += row_exchange(own, lane, offset);
+    }
+    let index = select(0u, 2u, high) + select(0u, 1u, middle);
+    let at = min(token + index, params.attention.tokens - 1u);
+    let x = logits_of(own * key_scale(kv_head, at), token + index, ((odd >> index) & 1u) == 0u, seen);
+    var peak = max(x, row_exchange(x, lane, QUARTER));
+    peak = max(peak, row_exchange(peak, lane, HALF));
+    let largest = max(found.largest, peak);
+    let p = exponentials(x, largest);
+    let weight = p * value_scale(kv_head, at);
+    let other = row_exchange(weight, lane, QUARTER);
+    let even = select(weight, other, middle);
+    let uneven = select(other, weight, middle);
+    let far_even = row_exchange(even, lane, HALF);
+    let far_uneven = row_exchange(uneven, lane, HALF);
+    return TokenWeights(largest, p,
+                        mat4x4<f32>(select(even, far_even, high), select(uneven, far_uneven, high),
+                                    select(far_even, even, high), select(far_uneven, uneven, high)));
+}
+
+// Every lane weighs all four tokens.
+fn weigh_alone(found: Found, scores: TokenScores, odd: u32, seen: Seen, kv_head: u32, token: u32, lane: u32) -> TokenWeights {
+    let at = min(token + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.attention.tokens - 1u));
+    let a = logits_of(row_sum(scores.a, lane) * key_scale(kv_head, at.x), token, (odd & 1u) == 0u, seen);
+    let b = logits_of(row_sum(scores.b, lane) * key_scale(kv_head, at.y), token + 1u, (odd & 2u) == 0u, seen);
+    let c = logits_of(row_sum(scores.c, lane) * key_scale(kv_head, at.z), token + 2u, (odd & 4u) == 0u, seen);
+    let d = logits_of(row_sum(scores.d, lane) * key_scale(kv_head, at.w), token + 3u, (odd & 8u) == 0u, seen);
     let largest = max(found.largest, max(max(a, b), max(c, d)));
-    let keep = exp(max(found.largest - largest, vec4<f32>(-200.0)));
     let pa = exponentials(a, largest);
     let pb = exponentials(b, largest);
     let pc = exponentials(c, largest);
     let pd = exponentials(d, largest);
-    let wa = pa * value_scale(kv_head, at.x);
-    let wb = pb * value_scale(kv_head, at.y);
-    let wc = pc * value_scale(kv_head, at.z);
-    let wd = pd * value_scale(kv_head, at.w);
-    return Found(largest, found.sum * keep + ((pa + pb) + (pc + pd)),
+    return TokenWeights(largest, (pa + pb) + (pc + pd),
+                        mat4x4<f32>(pa * value_scale(kv_head, at.x), pb * value_scale(kv_head, at.y),
+                                    pc * value_scale(kv_head, at.z), pd * value_scale(kv_head, at.w)));
+}
+
+fn weigh(found: Found, scores: TokenScores, odd: u32, seen: Seen, kv_head: u32, token: u32, lane: u32) -> TokenWeights {
+    var weights = TokenWeights();
+    if (SHARES) {
+        weights = weigh_shared(found, scores, odd, seen, kv_head, token, lane);
+    } else {
+        weights = weigh_alone(found, scores, odd, seen, kv_head, token, lane);
+    }
+    return weights;
+}
+
+// The sum of exponentials of a stream, of what its lanes have each.
+fn stream_sum(sum: vec4<f32>, lane: u32) -> vec4<f32> {
+    var all = sum;
+    if (SHARES) {
+        all += row_exchange(all, lane, QUARTER);
+        all += row_exchange(all, lane, HALF);
+    }
+    return all;
+}
+
+// A stream's tokens: of each row its largest logit, a lane's part of the sum of exponentials, and of a lane's channels the weighted
+// values.
+fn add_tokens(found: Found, query: QueryPart, seen: Seen, kv_head: u32, token: u32, lane: u32) -> Found {
+    let at = min(token + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.attention.tokens - 1u));
+    let key_at = min(lane % LANES, KEY_EIGHTS - 1u);
+    let value_at = min(lane % LANES, VALUE_EIGHTS - 1u);
+    let ka = key_eight(kv_head, at.x, key_at);
+    let kb = key_eight(kv_head, at.y, key_at);
+    let kc = key_eight(kv_head, at.z, key_at);
+    let kd = key_eight(kv_head, at.w, key_at);
+    let va = value_eight(kv_head, at.x, value_at);
+    let vb = value_eight(kv_head, at.y, value_at);
+    let vc = value_eight(kv_head, at.z, value_at);
+    let vd = value_eight(kv_head, at.w, value_at);
+    let finite = vec4<bool>(ka.finite & va.finite, kb.finite & vb.finite, kc.finite & vc.finite, kd.finite & vd.finite);
+    let flags = select(vec4<u32>(1u, 2u, 4u, 8u), vec4<u32>(), finite);
+    // Of each token, whether any lane holds a number that is not finite.
+    let odd = row_or(flags.x | flags.y | flags.z | flags.w, lane);
+    let scores = TokenScores(part_scores(query, ka), part_scores(query, kb), part_scores(query, kc), part_scores(query, kd));
+    let found_here = weigh(found, scores, odd, seen, kv_head, token, lane);
+    let keep = exp(max(found.largest - found_here.largest, vec4<f32>(-200.0)));
+    let w = found_here.weights;
+    return Found(found_here.largest, found.sum * keep + found_here.sum,
                  columns_times(found.low, keep)
-                     + ((weighed(v0.low, wa) + weighed(v1.low, wb)) + (weighed(v2.low, wc) + weighed(v3.low, wd))),
+                     + ((weighed(va.low, w[0]) + weighed(vb.low, w[1])) + (weighed(vc.low, w[2]) + weighed(vd.low, w[3]))),
                  columns_times(found.high, keep)
-                     + ((weighed(v0.high, wa) + weighed(v1.high, wb)) + (weighed(v2.high, wc) + weighed(v3.high, wd))));
+                     + ((weighed(va.high, w[0]) + weighed(vb.high, w[1])) + (weighed(vc.high, w[2]) + weighed(vd.high, w[3]))));
 }
 
 // Where a row's part stands in `partials`.
@@ -187,7 +262,7 @@ fn flash_attend(index: u32, lane: u32) {
     let keep = exp(max(found.largest - largest, vec4<f32>(-200.0)));
     let low = columns_times(found.low, keep);
     let high = columns_times(found.high, keep);
-    let sum = over_streams(found.sum * keep, lane);
+    let sum = over_streams(stream_sum(found.sum * keep, lane), lane);
     let a = mat2x4<f32>(over_streams(low[0], lane), over_streams(high[0], lane));
     let b = mat2x4<f32>(over_streams(low[1], lane), over_streams(high[1], lane));
     let c = mat2x4<f32>(over_streams(low[2], lane), over_streams(high[2], lane));

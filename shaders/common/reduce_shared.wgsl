@@ -28,3 +28,21 @@ fn row_max(value: vec4<f32>, lane: u32) -> vec4<f32> {
     }
     return peak;
 }
+
+// The value of the lane whose number differs in the bit `offset`.
+fn row_exchange(value: vec4<f32>, lane: u32, offset: u32) -> vec4<f32> {
+    exchange[lane] = value;
+    workgroupBarrier();
+    let other = exchange[lane ^ offset];
+    workgroupBarrier();
+    return other;
+}
+
+// Bits that any lane has set.
+fn row_or(bits: u32, lane: u32) -> u32 {
+    var all = bits;
+    for (var offset = 1u; offset < LANES; offset <<= 1u) {
+        all |= bitcast<u32>(row_exchange(vec4<f32>(bitcast<f32>(all)), lane, offset).x);
+    }
+    return all;
+}

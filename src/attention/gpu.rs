@@ -296,7 +296,9 @@ pub(crate) fn flash_constants(dims: [usize; 2], queries: DType) -> [Const; 5] {
 fn exact_variant(dims: [usize; 2], [query, stored]: [DType; 2], vectors: bool) -> Variant {
     let rows = if vectors { Module::RawVectors } else { Module::RawWords };
     let read = [Module::Float, Module::Load(stored), Module::Eight, Module::RawRows, rows];
-    Variant::new(Kernel::Exact, &[&read[..], &FLASH].concat(), &flash_constants(dims, query))
+    // For the name alone, in which modules do not stand.
+    let constants = [&flash_constants(dims, query)[..], &[Const::Bool("VECTORS", vectors)]].concat();
+    Variant::new(Kernel::Exact, &[&read[..], &FLASH].concat(), &constants)
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.

@@ -199,6 +199,7 @@ pub(crate) fn too_long(files: &[File]) -> Vec<String> {
 /// Kernels without a twin or recorder of their name, and the reason.
 const ALONE: &[(&str, &str)] = &[
     ("shaders/common/append.wgsl", "copies rows bit for bit; every test of a cache runs it"),
+    ("shaders/common/join.wgsl", "joins the splits that only a device makes, where they are many"),
     ("shaders/common/combine.wgsl", "joins the splits that only a device makes; every attend test runs it"),
     (
         "shaders/planes/encode.wgsl",
@@ -210,7 +211,7 @@ const ALONE: &[(&str, &str)] = &[
     ("shaders/planes/calibrate.wgsl", "its twin is Tables::calibrate, in f64"),
     ("shaders/planes/query_energy.wgsl", "its twin is QueryEnergy::add, in f64"),
     ("shaders/planes/unrotate.wgsl", "its twin is PlaneValues::finish, the end of attend"),
-    ("shaders/qjl/project.wgsl", "its twin is Projection::project, which needs no tensor"),
+    ("shaders/qjl/project.wgsl", "its twin is PlaneQueries, the rows that scores and attend read"),
 ];
 
 /// Kernels that lack a twin or a recorder of their name.
