@@ -3,39 +3,38 @@
 @group(0) @binding(2) var<storage, read> keys: array<u32>;
 @group(0) @binding(3) var<storage, read> values: array<u32>;
 
-// A channel and whether it is finite; 0 behind the end of the row.
-fn key_number(start: u32, channel: u32) -> vec2<f32> {
-    let at = start + min(channel, HEAD_DIM - 1u);
-    let word = keys[word_index(at)];
-    let finite = element_is_finite(word, at);
-    return select(vec2<f32>(0.0, 1.0), vec2<f32>(element(word, at), select(0.0, 1.0, finite)), channel < HEAD_DIM);
+// Four channels from `channel` on, of words that hold them at these elements, in a row of `dim`.
+fn half_of_row(words: vec4<u32>, at: vec4<u32>, channels: vec4<u32>, dim: u32) -> Eight {
+    let numbers = vec4<f32>(element(words.x, at.x), element(words.y, at.y), element(words.z, at.z), element(words.w, at.w));
+    let finite = vec4<bool>(element_is_finite(words.x, at.x), element_is_finite(words.y, at.y),
+                            element_is_finite(words.z, at.z), element_is_finite(words.w, at.w));
+    return Eight(select(vec4<f32>(), numbers, finite & (channels < vec4<u32>(dim))), vec4<f32>(), all(finite));
 }
 
-fn value_number(start: u32, channel: u32) -> vec2<f32> {
-    let at = start + min(channel, VALUE_DIM - 1u);
-    let word = values[word_index(at)];
-    let finite = element_is_finite(word, at);
-    return select(vec2<f32>(0.0, 1.0), vec2<f32>(element(word, at), select(0.0, 1.0, finite)), channel < VALUE_DIM);
+fn key_half(start: u32, channel: u32) -> Eight {
+    let channels = channel + vec4<u32>(0u, 1u, 2u, 3u);
+    let at = start + min(channels, vec4<u32>(HEAD_DIM - 1u));
+    let words = vec4<u32>(keys[word_index(at.x)], keys[word_index(at.y)], keys[word_index(at.z)], keys[word_index(at.w)]);
+    return half_of_row(words, at, channels, HEAD_DIM);
 }
 
-fn eight_of_numbers(low: mat4x2<f32>, high: mat4x2<f32>) -> Eight {
-    let flags = vec4<f32>(low[0].y, low[1].y, low[2].y, low[3].y) * vec4<f32>(high[0].y, high[1].y, high[2].y, high[3].y);
-    return eight_if(vec4<f32>(low[0].x, low[1].x, low[2].x, low[3].x), vec4<f32>(high[0].x, high[1].x, high[2].x, high[3].x),
-                    all(flags == vec4<f32>(1.0)));
+fn value_half(start: u32, channel: u32) -> Eight {
+    let channels = channel + vec4<u32>(0u, 1u, 2u, 3u);
+    let at = start + min(channels, vec4<u32>(VALUE_DIM - 1u));
+    let words = vec4<u32>(values[word_index(at.x)], values[word_index(at.y)], values[word_index(at.z)], values[word_index(at.w)]);
+    return half_of_row(words, at, channels, VALUE_DIM);
 }
 
 fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
     let start = row_start(params.key, kv_head, token);
-    let c = 8u * eight;
-    return eight_of_numbers(
-        mat4x2<f32>(key_number(start, c), key_number(start, c + 1u), key_number(start, c + 2u), key_number(start, c + 3u)),
-        mat4x2<f32>(key_number(start, c + 4u), key_number(start, c + 5u), key_number(start, c + 6u), key_number(start, c + 7u)));
+    let low = key_half(start, 8u * eight);
+    let high = key_half(start, 8u * eight + 4u);
+    return eight_if(low.low, high.low, both(low.finite, high.finite));
 }
 
 fn value_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
     let start = row_start(params.value, kv_head, token);
-    let c = 8u * eight;
-    return eight_of_numbers(
-        mat4x2<f32>(value_number(start, c), value_number(start, c + 1u), value_number(start, c + 2u), value_number(start, c + 3u)),
-        mat4x2<f32>(value_number(start, c + 4u), value_number(start, c + 5u), value_number(start, c + 6u), value_number(start, c + 7u)));
+    let low = value_half(start, 8u * eight);
+    let high = value_half(start, 8u * eight + 4u);
+    return eight_if(low.low, high.low, both(low.finite, high.finite));
 }

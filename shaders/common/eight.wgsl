@@ -1,10 +1,15 @@
 // Eight neighbouring channels of a row, zeros behind its end, and whether all are finite; where one is not, all are zeros, which no
-// weight turns NaN. No && and no if: a branch after each load keeps a GPU from having many of them under way.
+// weight turns NaN. No && and no if: a branch after each load keeps a GPU from having many of them under way. Nor & of two bools:
+// in Metal's text that is an int, which no struct takes for a bool.
 
 struct Eight {
     low: vec4<f32>,
     high: vec4<f32>,
     finite: bool,
+}
+
+fn both(a: bool, b: bool) -> bool {
+    return select(false, b, a);
 }
 
 fn eight_if(low: vec4<f32>, high: vec4<f32>, finite: bool) -> Eight {
@@ -19,5 +24,5 @@ fn eight_of_halves(words: vec4<u32>) -> Eight {
 
 // Of eight words.
 fn eight_of_words(low: vec4<u32>, high: vec4<u32>) -> Eight {
-    return eight_if(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high), words_are_finite(low) & words_are_finite(high));
+    return eight_if(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high), both(words_are_finite(low), words_are_finite(high)));
 }

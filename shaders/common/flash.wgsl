@@ -158,7 +158,7 @@ fn add_tokens(found: Found, query: QueryPart, seen: Seen, kv_head: u32, token: u
     let vb = value_eight(kv_head, at.y, value_at);
     let vc = value_eight(kv_head, at.z, value_at);
     let vd = value_eight(kv_head, at.w, value_at);
-    let finite = vec4<bool>(ka.finite & va.finite, kb.finite & vb.finite, kc.finite & vc.finite, kd.finite & vd.finite);
+    let finite = vec4<bool>(ka.finite, kb.finite, kc.finite, kd.finite) & vec4<bool>(va.finite, vb.finite, vc.finite, vd.finite);
     let flags = select(vec4<u32>(1u, 2u, 4u, 8u), vec4<u32>(), finite);
     // Of each token, whether any lane holds a number that is not finite.
     let odd = row_or(flags.x | flags.y | flags.z | flags.w, lane);
@@ -263,18 +263,20 @@ fn flash_attend(index: u32, lane: u32) {
     let low = columns_times(found.low, keep);
     let high = columns_times(found.high, keep);
     let sum = over_streams(stream_sum(found.sum * keep, lane), lane);
-    let a = mat2x4<f32>(over_streams(low[0], lane), over_streams(high[0], lane));
-    let b = mat2x4<f32>(over_streams(low[1], lane), over_streams(high[1], lane));
-    let c = mat2x4<f32>(over_streams(low[2], lane), over_streams(high[2], lane));
-    let d = mat2x4<f32>(over_streams(low[3], lane), over_streams(high[3], lane));
+    let first = mat4x4<f32>(over_streams(low[0], lane), over_streams(low[1], lane), over_streams(low[2], lane),
+                            over_streams(low[3], lane));
+    let second = mat4x4<f32>(over_streams(high[0], lane), over_streams(high[1], lane), over_streams(high[2], lane),
+                             over_streams(high[3], lane));
     let rows = four.rows;
-    let before = mat4x2<f32>(partial_before(rows.x, split), partial_before(rows.y, split), partial_before(rows.z, split),
-                             partial_before(rows.w, split));
+    let a = partial_before(rows.x, split);
+    let b = partial_before(rows.y, split);
+    let c = partial_before(rows.z, split);
+    let d = partial_before(rows.w, split);
     storageBarrier();
     workgroupBarrier();
     let exist = four.exist & vec4<bool>(index < params.units * params.attention.splits);
-    store_row(RowFound(rows.x, exist.x, largest.x, sum.x, before[0]), split, a[0], a[1], lane);
-    store_row(RowFound(rows.y, exist.y, largest.y, sum.y, before[1]), split, b[0], b[1], lane);
-    store_row(RowFound(rows.z, exist.z, largest.z, sum.z, before[2]), split, c[0], c[1], lane);
-    store_row(RowFound(rows.w, exist.w, largest.w, sum.w, before[3]), split, d[0], d[1], lane);
+    store_row(RowFound(rows.x, exist.x, largest.x, sum.x, a), split, first[0], second[0], lane);
+    store_row(RowFound(rows.y, exist.y, largest.y, sum.y, b), split, first[1], second[1], lane);
+    store_row(RowFound(rows.z, exist.z, largest.z, sum.z, c), split, first[2], second[2], lane);
+    store_row(RowFound(rows.w, exist.w, largest.w, sum.w, d), split, first[3], second[3], lane);
 }

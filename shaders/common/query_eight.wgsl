@@ -24,5 +24,5 @@ fn query_eight(query_row: u32, channel: u32) -> Eight {
     let row_at = query_at(query_row, 0u);
     let low = query_half(row_at, channel);
     let high = query_half(row_at, channel + 4u);
-    return Eight(low.low, high.low, low.finite & high.finite);
+    return Eight(low.low, high.low, both(low.finite, high.finite));
 }
