@@ -249,7 +249,8 @@ fn flash_attend(index: u32, lane: u32) {
     let query = query_part(four, lane % LANES);
     let finite = row_sum(select(vec4<f32>(1.0), vec4<f32>(), query.finite), lane) == vec4<f32>();
     let seen = seen_by(four, finite);
-    let any = seen_by_any(seen);
+    // Without what lanes have found of the queries, so that a browser knows that all run the same loop.
+    let any = seen_by_any(seen_by(four, vec4<bool>(true)));
     let start = split * params.attention.split;
     let last = min(any.y, start + params.attention.split);
     var found = Found(vec4<f32>(LOWEST), vec4<f32>(), mat4x4<f32>(), mat4x4<f32>());
