@@ -1,7 +1,7 @@
 // Four query rows of one KV head, with which a workgroup attends together. The kernel has `attention: Attention` in its params.
 
-// Where they stand among the fours of all heads; the KV head as the whole call counts it, and as the store does; the sequence; and
-// of each row its number, the query's index, and whether there is one.
+// Where they stand among the fours of all heads; the KV head as the store counts it; the sequence; and of each row its number, the
+// query's index, and whether there is one.
 struct Fours {
     place: u32,
     kv_head: u32,
