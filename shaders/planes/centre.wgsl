@@ -1,9 +1,27 @@
-// The means of keys that are coded, or nothing. The kernel's parameters say where positions, angles and block means are.
+// What kernels that code rows are given, and the means of keys, or nothing.
 
+struct Params {
+    view: View,
+    // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
+    set_heads: u32,
+    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the codes or signs of the rows.
+    fine_at: u32,
+    scales_at: u32,
+    means_at: u32,
+    // Tokens of a block mean.
+    block: u32,
+    // The position of the first token, where those of the others follow it.
+    position: u32,
+    consecutive: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
 @group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(5) var<storage, read> positions: array<u32>;
 @group(0) @binding(6) var<storage, read_write> coded: array<u32>;
+@group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
 
 fn turn_at(index: u32) -> vec2<f32> {
     return angles[index];

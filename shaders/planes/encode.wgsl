@@ -1,25 +1,6 @@
 // Codes keys or values: centred and balanced by the tables, rotated, and each segment's channels kept in b bits beside one f16
 // scalar nu, row after row; tile.wgsl takes them from there. Two rows a workgroup. Twin: qjl::planes::cpu::encode.
 
-struct Params {
-    view: View,
-    // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
-    set_heads: u32,
-    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the codes of the rows.
-    fine_at: u32,
-    scales_at: u32,
-    means_at: u32,
-    // Tokens of a block mean.
-    block: u32,
-    // The position of the first token, where those of the others follow it.
-    position: u32,
-    consecutive: u32,
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
-
 const ROW_WORDS: u32 = FIRST_WORDS + SECOND_WORDS;
 
 var<workgroup> packed: array<atomic<u32>, 2u * ROW_WORDS>;

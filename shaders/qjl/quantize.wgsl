@@ -1,25 +1,6 @@
 // Sketches keys, less their mean where they have one: sign bits of S k and one scalar nu, row after row; planes/tile.wgsl takes them
 // from there. Two rows a workgroup, so that their f16 scalars share a word. Twin: qjl::cpu::quantize.
 
-struct Params {
-    view: View,
-    // Heads of all sets of tables that a sequence skips to reach its own: 0 where all share one.
-    set_heads: u32,
-    // Where the fine rows follow the coarse ones among the angles, and the scalars and means the signs of the rows.
-    fine_at: u32,
-    scales_at: u32,
-    means_at: u32,
-    // Tokens of a block mean.
-    block: u32,
-    // The position of the first token, where those of the others follow it.
-    position: u32,
-    consecutive: u32,
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<u32>;
-@group(0) @binding(7) var<storage, read_write> status: array<atomic<u32>, 3>;
-
 const SKETCH_WORDS: u32 = (SKETCH_DIM + 31u) / 32u;
 
 var<workgroup> bits: array<atomic<u32>, 2u * SKETCH_WORDS>;
