@@ -155,8 +155,7 @@ impl FoldedCache {
                 }
             }
         }
-        let gpu = self.gpu.clone();
-        std::future::poll_fn(|context| gpu.poll_late_errors(context)).await
+        self.gpu.late_errors().await
     }
 
     /// [`reserve`](Self::reserve), waiting for it.

@@ -8,6 +8,7 @@ pub(crate) mod block;
 #[cfg(not(target_arch = "wasm32"))]
 mod blocking;
 mod caps;
+mod late;
 mod pipeline;
 mod readback;
 mod record;
@@ -17,7 +18,6 @@ mod strip;
 mod view;
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -54,7 +54,7 @@ struct Shared {
     /// Buffers that calls fill before they read them, by what they are for.
     scratch: Mutex<HashMap<&'static str, wgpu::Buffer>>,
     /// Error scopes that a browser has not answered yet.
-    late: Mutex<Vec<Late>>,
+    late: late::Scopes,
 }
 
 /// A mutex whose holder cannot panic half-way through a change.
@@ -89,7 +89,7 @@ impl Gpu {
             }
         }
         let (pipelines, scratch) = (Mutex::default(), Mutex::default());
-        let (lost, late) = (Arc::default(), Mutex::default());
+        let (lost, late) = (Arc::default(), late::Scopes::default());
         Ok(Self { shared: Arc::new(Shared { device, queue, caps, pipelines, scratch, lost, late }) })
     }
 
@@ -206,63 +206,27 @@ impl Gpu {
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let made = create(device);
-        let errors: [LateError; 3] =
+        let errors: [late::Answer; 3] =
             [Box::pin(validation.pop()), Box::pin(internal.pop()), Box::pin(memory.pop())];
         let mut context = Context::from_waker(Waker::noop());
         for mut error in errors {
             match error.as_mut().poll(&mut context) {
                 Poll::Ready(None) => {}
-                Poll::Ready(Some(cause)) => return Err(device_error(what, bytes, &cause)),
-                Poll::Pending => lock(&self.shared.late).push(Late { what: what.to_owned(), bytes, error }),
+                Poll::Ready(Some(cause)) => return Err(late::device_error(what, bytes, &cause)),
+                Poll::Pending => self.shared.late.keep(what, bytes, error),
             }
         }
         Ok(made)
     }
 
-    /// The first error that came late, once all that were awaited have come.
-    pub(crate) fn poll_late_errors(&self, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let mut late = lock(&self.shared.late);
-        let mut first = Ok(());
-        late.retain_mut(|late| match late.error.as_mut().poll(context) {
-            Poll::Pending => true,
-            Poll::Ready(None) => false,
-            Poll::Ready(Some(cause)) => {
-                if first.is_ok() {
-                    first = Err(device_error(&late.what, late.bytes, &cause));
-                }
-                false
-            }
-        });
-        if first.is_err() || late.is_empty() { Poll::Ready(first) } else { Poll::Pending }
+    /// Waits until the device has said what became of all that was made so far, and returns the first error of it.
+    pub(crate) async fn late_errors(&self) -> Result<()> {
+        let mut awaited = self.shared.late.awaited();
+        std::future::poll_fn(|context| self.shared.late.poll(&mut awaited, context)).await
     }
 
     /// [`Error::DeviceLost`] where the device is our own and known to be lost.
     fn check_lost(&self) -> Result<()> {
         lock(&self.shared.lost).clone().map_or(Ok(()), |cause| Err(Error::DeviceLost { cause }))
-    }
-}
-
-#[cfg(not(target_arch = "wasm32"))]
-type LateError = Pin<Box<dyn Future<Output = Option<wgpu::Error>> + Send>>;
-#[cfg(target_arch = "wasm32")]
-type LateError = Pin<Box<dyn Future<Output = Option<wgpu::Error>>>>;
-
-/// An error scope whose answer has not come.
-struct Late {
-    what: String,
-    bytes: u64,
-    error: LateError,
-}
-
-impl std::fmt::Debug for Late {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Late").field("what", &self.what).finish_non_exhaustive()
-    }
-}
-
-fn device_error(what: &str, need: u64, cause: &wgpu::Error) -> Error {
-    match cause {
-        wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory { what: what.to_owned(), need },
-        other => Error::Device { what: what.to_owned(), cause: other.to_string() },
     }
 }

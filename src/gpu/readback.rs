@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use super::{Gpu, lock};
+use super::{Gpu, late, lock};
 use crate::error::{Error, Result};
 
 #[derive(Debug, Default)]
@@ -42,6 +42,8 @@ pub struct ReadBack {
     pub(super) gpu: Gpu,
     staging: Option<wgpu::Buffer>,
     state: Arc<Mutex<State>>,
+    /// The error scopes from before the first poll.
+    late: Option<late::Awaited>,
 }
 
 /// A read-back with its staging buffer, not yet recorded: what can fail has been done.
@@ -72,7 +74,7 @@ impl Prepared {
                 });
             }
         }
-        ReadBack { gpu: self.gpu, staging: self.staging, state }
+        ReadBack { gpu: self.gpu, staging: self.staging, state, late: None }
     }
 }
 
@@ -146,14 +148,17 @@ impl ReadBack {
 impl Future for ReadBack {
     type Output = Result<Vec<u8>>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
         // What a browser says late of the objects that made these bytes: they would be zeros.
-        match self.gpu.poll_late_errors(context) {
+        let scopes = &this.gpu.shared.late;
+        let awaited = this.late.get_or_insert_with(|| scopes.awaited());
+        match scopes.poll(awaited, context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) => {}
         }
-        let mut state = lock(&self.state);
+        let mut state = lock(&this.state);
         match state.done.clone() {
             None => {
                 state.waker = Some(context.waker().clone());
@@ -161,11 +166,11 @@ impl Future for ReadBack {
             }
             Some(Ok(())) => {
                 drop(state);
-                Poll::Ready(self.take())
+                Poll::Ready(this.take())
             }
             Some(Err(cause)) => {
                 drop(state);
-                self.gpu.check_lost()?;
+                this.gpu.check_lost()?;
                 Poll::Ready(Err(Error::Device { what: WHAT.to_owned(), cause }))
             }
         }

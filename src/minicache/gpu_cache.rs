@@ -181,7 +181,7 @@ impl MiniCache {
             let mut blocks = Blocks { gpu: &self.gpu, shape, grows, copies: &mut copies };
             tails.push(tail.reserved(tokens, &mut blocks)?);
         }
-        std::future::poll_fn(|context| self.gpu.poll_late_errors(context)).await?;
+        self.gpu.late_errors().await?;
         self.ledger.reserve(sequence, tails)
     }
 

@@ -12,11 +12,17 @@ const found = (page) => page.evaluate(() => {
   return { merge: { ...merge, rows: undefined }, sketch, queries: attend?.queries };
 });
 
-/** Waits until the merge of the settings on show has come. */
-const merged = (page, threshold, t) => page.waitForFunction(([threshold, t]) => {
-  const o = window.kvfold.data.merge?.options;
-  return o && Math.abs(o.threshold - threshold) < 1e-6 && Math.abs(o.slerp_t - t) < 1e-6 && document.body.dataset.busy === "no";
-}, [threshold, t], { timeout: 300_000 });
+/** Waits until the merge of the settings on show has come, or a fault in its place. */
+async function merged(page, threshold, t) {
+  const end = await page.waitForFunction(([threshold, t]) => {
+    const fault = document.querySelector('[data-banner="error"], [data-banner="device"]');
+    if (fault) return fault.innerText;
+    const o = window.kvfold.data.merge?.options;
+    const come = o && Math.abs(o.threshold - threshold) < 1e-6 && Math.abs(o.slerp_t - t) < 1e-6 && document.body.dataset.busy === "no";
+    return come && "merged";
+  }, [threshold, t], { timeout: 300_000 });
+  assert.equal(await end.jsonValue(), "merged");
+}
 
 const cells = (row) => row.locator("td").allInnerTexts();
 
