@@ -4,6 +4,7 @@
 
 use kvfold::capture::{Capture, CaptureInfo, Layer};
 use kvfold::minicache::{MergeOptions, Retention, cpu};
+use kvfold::qjl::cache::NamedCoding;
 use kvfold::qjl::planes::{PlanesOptions, Preset};
 use kvfold::report::{Engine, Measurement, Method, PlanesRequest, ReportOptions, report_blocking};
 use kvfold::{DType, Error, Shape, Tensor};
@@ -39,7 +40,7 @@ fn capture() -> Capture {
 fn options() -> ReportOptions {
     let merge = MergeOptions::default().retention(Retention::Cosine(0.8));
     let planes = PlanesRequest::default()
-        .presets(vec![Preset::Balanced])
+        .presets(vec![Preset::Balanced.into(), NamedCoding::QjlOrth])
         .custom(PlanesOptions::default().key_planes(1).value_planes(2))
         .recent(8);
     ReportOptions::default().merge(merge).planes(planes)
@@ -57,7 +58,7 @@ fn steps_in_any_order_are_the_report() {
     pairs.reverse();
     assert_eq!(measurement.finish(pairs.into(), layers), whole);
     let names: Vec<_> = whole.planes.unwrap().presets.into_iter().map(|method| method.name).collect();
-    assert_eq!(names, ["balanced", "custom"]);
+    assert_eq!(names, ["balanced", "qjl-orth", "custom"]);
 }
 
 #[test]
@@ -106,7 +107,8 @@ fn rows_are_those_of_the_figures() {
 fn weights_are_those_of_attention() {
     let (capture, options) = (capture(), options());
     let mut measurement = Measurement::new(&capture, &options, &Engine::Cpu).unwrap();
-    for method in [Method::Qjl, Method::Preset(Preset::Balanced), Method::Custom] {
+    let presets = [Preset::Balanced.into(), NamedCoding::QjlOrth].map(Method::Preset);
+    for method in [Method::Qjl, presets[0], presets[1], Method::Custom] {
         let found = wait(measurement.attention(1, 1, 3, method)).unwrap();
         assert_eq!((found.queries, found.tokens, found.first_query), (5, 70, 35));
         for query in 0..5 {
@@ -126,7 +128,7 @@ fn weights_are_those_of_attention() {
         (wait(measurement.attention(1, 2, 0, Method::Qjl)), "sequence: wanted below 2, had 2"),
         (wait(measurement.attention(1, 0, 4, Method::Qjl)), "query head: wanted below 4, had 4"),
         (
-            wait(measurement.attention(1, 0, 0, Method::Preset(Preset::Extreme))),
+            wait(measurement.attention(1, 0, 0, Method::Preset(Preset::Extreme.into()))),
             "method: wanted one that the options ask for, had another",
         ),
     ];

@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::minicache::{self, LayerRole, MergeOptions, Role, pair_layers_depth};
-use crate::qjl::cache::{CacheOptions, Coding};
-use crate::qjl::planes::Preset;
+use crate::qjl::cache::{CacheOptions, Coding, NamedCoding};
 
 /// The newest version of a policy's text, and the only one there is so far.
 const VERSION: u32 = 1;
@@ -74,8 +73,7 @@ impl std::fmt::Display for Fold {
 
 /// The name of a preset that codes like this.
 fn name_of(coding: &Coding) -> Option<&'static str> {
-    let names = Preset::ALL.into_iter().map(Preset::name).chain(["qjl", "qjl-orth"]);
-    names.into_iter().find(|name| CacheOptions::named(name).is_ok_and(|options| options.coding == *coding))
+    NamedCoding::ALL.into_iter().find(|named| named.coding() == *coding).map(NamedCoding::name)
 }
 
 /// How one layer is kept, and why.

@@ -9,6 +9,7 @@
 pub mod cache;
 mod config;
 pub mod cpu;
+mod draws;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod planes;

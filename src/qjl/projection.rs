@@ -4,12 +4,10 @@
 //! that sign bits are the same everywhere. Gaussian numbers pass through the platform's `ln` and `cos`, which may
 //! differ in the last bit: a cache that travels carries its matrix or compares [`Projection::digest`].
 
-use std::f64::consts::{FRAC_PI_2, PI, TAU};
-
-use rand_chacha::ChaCha20Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::f64::consts::{FRAC_PI_2, PI};
 
 use super::ProjectionKind;
+use super::draws::{Draws, orthogonal};
 use crate::attention::dot;
 use crate::digest::Fnv;
 use crate::error::{Error, Result};
@@ -92,7 +90,7 @@ impl Projection {
     ///
     /// # Errors
     /// As [`Projection::from_matrix`].
-    pub(super) fn drawn(
+    pub(crate) fn drawn(
         kind: ProjectionKind,
         seed: Option<u64>,
         matrix: &[f32],
@@ -194,6 +192,40 @@ impl Projection {
         }
     }
 
+    /// `out = S^T y` in f32: `y` has `sketch_dim` numbers, `out` `head_dim`; of slices that do not, as much as fits. Rows are
+    /// added in order, blocks of Hadamard likewise.
+    pub fn project_transposed(&self, y: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        match &self.store {
+            Store::Matrix(matrix) => {
+                for (y, s) in y.iter().zip(matrix.chunks_exact(self.head_dim)) {
+                    out.iter_mut().zip(s).for_each(|(x, s)| *x += y * s);
+                }
+            }
+            Store::Signs(signs) => self.transposed_hadamard(signs, y, out),
+        }
+    }
+
+    fn transposed_hadamard(&self, signs: &[u32], y: &[f32], out: &mut [f32]) {
+        let words = self.head_dim.div_ceil(32);
+        let shrink = (1.0 / (self.head_dim as f64).sqrt()) as f32;
+        let mut x = vec![0.0; self.head_dim];
+        let blocks = signs.chunks_exact(words * HADAMARD_ROUNDS);
+        for (y, block) in y.chunks(self.head_dim).zip(blocks) {
+            x.fill(0.0);
+            x.iter_mut().zip(y).for_each(|(x, y)| *x = *y);
+            // The rounds from the last to the first: H is its own transpose, and so are the signs.
+            for (round, signs) in block.chunks_exact(words).rev().enumerate() {
+                if round > 0 {
+                    x.iter_mut().for_each(|x| *x *= shrink);
+                }
+                walsh_hadamard(&mut x);
+                flip(&mut x, signs);
+            }
+            out.iter_mut().zip(&x).for_each(|(out, x)| *out += x);
+        }
+    }
+
     fn project_hadamard(&self, signs: &[u32], row: &[f32], out: &mut [f32]) {
         let words = self.head_dim.div_ceil(32);
         let shrink = (1.0 / (self.head_dim as f64).sqrt()) as f32;
@@ -256,73 +288,6 @@ fn sphere_factor(dim: usize) -> f64 {
     ratio / (dim as f64).sqrt()
 }
 
-/// Rows of Haar-random orthogonal matrices, `dim` to a block, of norm `length`; a partial last block has the first
-/// rows of its matrix. Gram-Schmidt on Gaussian rows, with the norms taken positive, gives exactly Haar's measure;
-/// it runs twice over each row, which keeps rows orthogonal to rounding.
-pub(super) fn orthogonal(draws: &mut Draws, dim: usize, rows: usize, length: f64) -> Vec<f32> {
-    let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let mut matrix = Vec::with_capacity(rows * dim);
-    let mut block: Vec<Vec<f64>> = Vec::with_capacity(dim);
-    while matrix.len() < rows * dim {
-        if block.len() == dim {
-            block.clear();
-        }
-        let mut row: Vec<f64> = (0..dim).map(|_| draws.gaussian()).collect();
-        let drawn = norm(&row);
-        for done in block.iter().chain(&block) {
-            let along: f64 = row.iter().zip(done).map(|(x, q)| x * q).sum();
-            row.iter_mut().zip(done).for_each(|(x, q)| *x -= along * q);
-        }
-        let left = norm(&row);
-        // Nearly inside the span of the rows before it: its direction would be rounding. Draw again.
-        if left <= 1e-9 * drawn {
-            continue;
-        }
-        row.iter_mut().for_each(|x| *x /= left);
-        matrix.extend(row.iter().map(|x| (x * length) as f32));
-        block.push(row);
-    }
-    matrix
-}
-
-/// A seed's stream of random numbers.
-pub(super) struct Draws {
-    stream: ChaCha20Rng,
-    /// The second number of a Box-Muller pair.
-    spare: Option<f64>,
-}
-
-impl Draws {
-    /// ChaCha20 keyed with the seed's eight little-endian bytes followed by `label`, 24 bytes at most.
-    pub(super) fn new(seed: u64, label: &[u8]) -> Self {
-        let mut key = [0; 32];
-        let text = seed.to_le_bytes().into_iter().chain(label.iter().copied());
-        key.iter_mut().zip(text).for_each(|(k, b)| *k = b);
-        Self { stream: ChaCha20Rng::from_seed(key), spare: None }
-    }
-
-    /// N(0, 1) by Box-Muller.
-    fn gaussian(&mut self) -> f64 {
-        if let Some(spare) = self.spare.take() {
-            return spare;
-        }
-        // 53 bits; in (0, 1] so that the logarithm is finite, and in [0, 1) for the angle.
-        let unit = (1u64 << 53) as f64;
-        let radius = (-2.0 * (((self.stream.next_u64() >> 11) + 1) as f64 / unit).ln()).sqrt();
-        let (sin, cos) = (TAU * (self.stream.next_u64() >> 11) as f64 / unit).sin_cos();
-        self.spare = Some(radius * sin);
-        radius * cos
-    }
-
-    /// `rows` of `bits` random bits, each on fresh words with unused bits 0.
-    pub(super) fn signs(&mut self, rows: usize, bits: usize) -> Vec<u32> {
-        let words = bits.div_ceil(32);
-        let last = u32::MAX >> (words * 32 - bits);
-        let mask = |word| if word % words == words - 1 { last } else { u32::MAX };
-        (0..rows * words).map(|word| self.stream.next_u32() & mask(word)).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,6 +326,27 @@ mod tests {
                     // D products of numbers near 1, rounded to 24 bits.
                     assert!((had - want).abs() < 2e-7 * dim as f32 * 4.0, "{kind} {i} {j}: {had}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_transpose_is_the_transpose() {
+        let kinds = [ProjectionKind::Gaussian, ProjectionKind::Orthogonal, ProjectionKind::Hadamard];
+        for (kind, sketch) in kinds.into_iter().flat_map(|kind| [(kind, 5), (kind, 16), (kind, 40)]) {
+            let projection = Projection::new(kind, 16, sketch, 11).unwrap();
+            for (c, j) in (0..16).flat_map(|c| (0..sketch).map(move |j| (c, j))) {
+                let (mut unit, mut column) = (vec![0.0; 16], vec![0.0; sketch]);
+                unit[c] = 1.0;
+                projection.project(&unit, &mut column);
+                let (mut bit, mut row) = (vec![0.0; sketch], vec![f32::NAN; 16]);
+                bit[j] = 1.0;
+                projection.project_transposed(&bit, &mut row);
+                // Two rounds of four butterflies, each rounded once.
+                assert!(
+                    (row[c] - column[j]).abs() <= 8.0 * f32::EPSILON * column[j].abs().max(1.0),
+                    "{kind} {c} {j}"
+                );
             }
         }
     }

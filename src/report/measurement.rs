@@ -6,7 +6,7 @@ use super::work::{At, Work};
 use super::{CaptureShape, Engine, LayerFigures, LayerMethods, Pair, Report, ReportOptions, totals};
 use crate::capture::Capture;
 use crate::error::{Error, Result};
-use crate::qjl::planes::Preset;
+use crate::qjl::cache::NamedCoding;
 
 /// A report in steps, for programs that show every figure as it comes, measure only a part, or do something else between
 /// two steps. [`report`](super::report) takes them all.
@@ -24,8 +24,8 @@ pub struct Measurement<'a> {
 pub enum Method {
     /// QJL with the projection of the options.
     Qjl,
-    /// Sign planes by a preset.
-    Preset(Preset),
+    /// A preset.
+    Preset(NamedCoding),
     /// Sign planes by [`PlanesRequest::custom`](super::PlanesRequest::custom).
     Custom,
 }

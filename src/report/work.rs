@@ -286,7 +286,7 @@ impl<'a> Work<'a> {
                 let planes = self.planes.as_ref().ok_or_else(missing)?;
                 let asked = planes.asked().find(|asked| asked.method == method).ok_or_else(missing)?;
                 let codecs = planes.codecs(&asked, at)?;
-                let tables = planes.tables(at, codecs[0].options())?;
+                let tables = planes.tables(at, &codecs[0])?;
                 let task = PlanesTask { codecs: &codecs, tables: &tables, starts: planes.starts() };
                 self.device.planes(at, &whole, &task).await?.scores
             }
@@ -307,7 +307,7 @@ impl<'a> Work<'a> {
         for asked in planes.asked() {
             let codecs = planes.codecs(&asked, at)?;
             let [codec, _] = &codecs;
-            let tables = planes.tables(at, codec.options())?;
+            let tables = planes.tables(at, codec)?;
             let mut sketch = None;
             if let Some((slice, _)) = sketched {
                 let task = PlanesTask { codecs: &codecs, tables: &tables, starts: planes.starts() };

@@ -8,6 +8,7 @@ use super::{FoldOptions, Part};
 use crate::capture::{Capture, CaptureInfo, MAX_SIZE};
 use crate::error::{Error, Result};
 use crate::minicache::{MergeOptions, Role, pair_layers_depth};
+use crate::qjl::cache::{Coding, SketchOptions};
 use crate::qjl::planes::{Centring, PlanesOptions};
 use crate::rope::Rope;
 use crate::tensor::DType;
@@ -63,6 +64,50 @@ pub(super) enum Method {
         /// Digests of the rotations by their channels.
         rotations: BTreeMap<usize, String>,
     },
+    Sketch {
+        options: SketchOptions,
+        /// Digests of the projections by their channels.
+        projections: BTreeMap<usize, String>,
+    },
+}
+
+impl Method {
+    /// A coding before anything is coded.
+    fn coded(coding: Coding) -> Self {
+        match coding {
+            Coding::Planes(options) => Self::Planes { options, rotations: BTreeMap::new() },
+            Coding::Sketch(options) => Self::Sketch { options, projections: BTreeMap::new() },
+        }
+    }
+
+    /// How rows are coded.
+    pub(super) fn coding(&self) -> Option<Coding> {
+        match self {
+            Self::Minicache { .. } => None,
+            Self::Planes { options, .. } => Some(Coding::Planes(*options)),
+            Self::Sketch { options, .. } => Some(Coding::Sketch(*options)),
+        }
+    }
+
+    /// Digests of what layers of so many channels share.
+    pub(super) fn digests(&self) -> Option<&BTreeMap<usize, String>> {
+        match self {
+            Self::Minicache { .. } => None,
+            Self::Planes { rotations: digests, .. } | Self::Sketch { projections: digests, .. } => {
+                Some(digests)
+            }
+        }
+    }
+
+    /// The same, to be filled.
+    pub(super) fn digests_mut(&mut self) -> Option<&mut BTreeMap<usize, String>> {
+        match self {
+            Self::Minicache { .. } => None,
+            Self::Planes { rotations: digests, .. } | Self::Sketch { projections: digests, .. } => {
+                Some(digests)
+            }
+        }
+    }
 }
 
 impl Head {
@@ -84,10 +129,9 @@ impl Head {
                 let pairs = pairs(&layers, *start_frac)?;
                 Method::Minicache { merge: merge.clone(), start_frac: *start_frac, pairs }
             }
-            FoldOptions::Planes(options) => {
-                options.validate()?;
-                let options = known_centring(&capture.info, &layers, *options)?;
-                Method::Planes { options, rotations: BTreeMap::new() }
+            FoldOptions::Coded(coding) => {
+                coding.validate()?;
+                Method::coded(known_centring(&capture.info, &layers, *coding)?)
             }
         };
         Ok(Self { batch: capture.batch(), tokens: capture.tokens(), layers, method })
@@ -98,7 +142,8 @@ impl Head {
             Method::Minicache { merge, start_frac, .. } => {
                 FoldOptions::MiniCache { merge: merge.clone(), start_frac: *start_frac }
             }
-            Method::Planes { options, .. } => FoldOptions::Planes(*options),
+            Method::Planes { options, .. } => FoldOptions::Coded(Coding::Planes(*options)),
+            Method::Sketch { options, .. } => FoldOptions::Coded(Coding::Sketch(*options)),
         }
     }
 
@@ -111,6 +156,18 @@ impl Head {
             Part::Key => (head.heads, head.key_dim, head.key_dtype),
             Part::Value => (head.heads, head.value_dim, head.value_dtype),
         })
+    }
+
+    /// Checks that there is a digest for the keys of every layer, before anything is drawn for them.
+    pub(super) fn check_digests(&self, digests: &BTreeMap<usize, String>) -> Result<()> {
+        match self.layers.iter().find(|layer| !digests.contains_key(&layer.key_dim)) {
+            None => Ok(()),
+            Some(layer) => Err(Error::Metadata {
+                key: FOLD.to_owned(),
+                want: format!("the digest of a projection of {} channels", layer.key_dim),
+                have: "none".to_owned(),
+            }),
+        }
     }
 
     /// Reads the JSON and checks it by itself.
@@ -141,6 +198,7 @@ impl Head {
                 }
             }
             Method::Planes { options, .. } => options.validate()?,
+            Method::Sketch { options, .. } => Coding::Sketch(*options).validate()?,
         }
         Ok(head)
     }
@@ -172,15 +230,14 @@ fn pairs(layers: &[LayerHead], start_frac: f64) -> Result<Vec<[usize; 2]>> {
     Ok(uppers.filter_map(pair).collect())
 }
 
-/// The options, with block means in place of the mean before RoPE where a layer's RoPE is not described.
-fn known_centring(info: &CaptureInfo, layers: &[LayerHead], options: PlanesOptions) -> Result<PlanesOptions> {
-    if options.centring != Centring::PreRope {
-        return Ok(options);
-    }
-    for (index, layer) in layers.iter().enumerate() {
-        if Rope::from_info(info, index, layer.key_dim)?.is_none() {
-            return Ok(options.centring(Centring::BlockMean(UNKNOWN_ROPE_BLOCK)));
+/// The coding, without a mean before RoPE where a layer's RoPE is not described.
+fn known_centring(info: &CaptureInfo, layers: &[LayerHead], coding: Coding) -> Result<Coding> {
+    if coding.centring() == Centring::PreRope {
+        for (index, layer) in layers.iter().enumerate() {
+            if Rope::from_info(info, index, layer.key_dim)?.is_none() {
+                return Ok(coding.without_rope(UNKNOWN_ROPE_BLOCK));
+            }
         }
     }
-    Ok(options)
+    Ok(coding)
 }

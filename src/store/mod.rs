@@ -1,4 +1,4 @@
-//! A folded capture on disk: keys and values as MiniCache pairs or as sign planes, everything else as it was.
+//! A folded capture on disk: keys and values as MiniCache pairs, sign planes or QJL's sketches, everything else as it was.
 //!
 //! [`Store::fold`] makes a store of a [`Capture`], [`Store::unfold`] a capture of it again, whose keys and values are the
 //! restored ones. Files are safetensors in a canonical layout that no kernel dictates (`docs/store-format.md`), the same
@@ -38,7 +38,7 @@ use crate::capture::{Capture, CaptureInfo, Layer};
 use crate::container::to_file_dtype;
 use crate::error::{Error, Result};
 use crate::minicache::MergeOptions;
-use crate::qjl::planes::{PlanesOptions, Preset};
+use crate::qjl::cache::{Coding, NamedCoding};
 use crate::tensor::{DType, Shape, Strides, Tensor, TensorView};
 use head::{Head, Method};
 use tensors::{Reader, Tensors};
@@ -63,15 +63,22 @@ pub enum FoldOptions {
         /// Share of the layers, from the first, that stand alone: 0 to 1.
         start_frac: f64,
     },
-    /// Sign planes in every layer. Sinks, recent rows and sequences shorter than
-    /// [`CALIBRATION_TOKENS`](crate::qjl::planes::CALIBRATION_TOKENS) stay raw. Where the capture does not describe its
-    /// RoPE, means of blocks take the place of the mean before RoPE; [`Store::options`] says so.
-    Planes(PlanesOptions),
+    /// Sign planes or QJL's sketches in every layer. Sinks and recent rows stay raw, and, but for sketches of keys as they
+    /// are, sequences shorter than [`CALIBRATION_TOKENS`](crate::qjl::planes::CALIBRATION_TOKENS). Where the capture does
+    /// not describe its RoPE there is no mean before it: sign planes take means of blocks in its place, sketches none;
+    /// [`Store::options`] says so.
+    Coded(Coding),
 }
 
 impl Default for FoldOptions {
     fn default() -> Self {
-        Self::Planes(Preset::default().options())
+        NamedCoding::default().into()
+    }
+}
+
+impl From<NamedCoding> for FoldOptions {
+    fn from(named: NamedCoding) -> Self {
+        Self::Coded(named.coding())
     }
 }
 
@@ -127,9 +134,10 @@ impl Store {
                 let (merge, pairs) = (merge.clone(), pairs.clone());
                 pairs::fold(&mut store, capture, &merge, &pairs)?;
             }
-            Method::Planes { options, .. } => {
-                let options = *options;
-                planes::fold(&mut store, capture, &options)?;
+            method => {
+                if let Some(coding) = method.coding() {
+                    planes::fold(&mut store, capture, &coding)?;
+                }
             }
         }
         store.check_growth()?;
@@ -220,7 +228,10 @@ impl Store {
     fn walk(&self, reader: &mut Reader<'_>, restored: Option<&mut Restored>) -> Result<()> {
         match &self.head.method {
             Method::Minicache { pairs, merge, .. } => pairs::walk(self, merge, pairs, reader, restored),
-            Method::Planes { options, rotations } => planes::walk(self, options, rotations, reader, restored),
+            method => match method.coding().zip(method.digests()) {
+                Some((coding, digests)) => planes::walk(self, &coding, digests, reader, restored),
+                None => Ok(()),
+            },
         }
     }
 

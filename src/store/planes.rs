@@ -1,47 +1,46 @@
-//! Sign planes in canonical form: the codes of the rows between sinks and recent ones, those rows themselves, tables, and
-//! the rotations that are matrices.
+//! Coded rows in canonical form: the codes of the rows between sinks and recent ones, those rows themselves, tables, and
+//! the rotations or projections that are matrices.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use safetensors::Dtype;
 
-use super::head::Method;
 use super::pairs::each_part;
 use super::tensors::{Reader, Tensors, half_bytes, word_bytes};
 use super::{Part, Restored, Store, sequence_rows};
 use crate::capture::Capture;
 use crate::container::to_file_dtype;
 use crate::error::{Error, Result};
-use crate::qjl::Counts;
+use crate::qjl::cache::{Coding, codec};
 use crate::qjl::planes::{
-    CALIBRATION_TOKENS, Calibration, Centring, CodeLayout, Codec, PlaneCodes, PlanesOptions, SegmentCodes,
-    Tables, cpu,
+    CALIBRATION_TOKENS, Calibration, Centring, CodeLayout, Codec, PlaneCodes, SegmentCodes, Tables, cpu,
 };
+use crate::qjl::{Counts, Projection, ProjectionKind};
 use crate::rope::{Positions, Rope};
 use crate::tensor::{DType, Shape, TensorView, encode};
 
 /// The rows of a sequence that are coded; none where it is too short for tables.
-fn coded(options: &PlanesOptions, length: usize) -> Range<usize> {
-    if length < CALIBRATION_TOKENS {
+fn coded(codec: &Codec, length: usize) -> Range<usize> {
+    if codec.keeps_tables() && length < CALIBRATION_TOKENS {
         return 0..0;
     }
+    let options = codec.options();
     let start = (options.sinks as usize).min(length);
     start..length.saturating_sub(options.recent as usize).max(start)
 }
 
 /// Codes every sequence of every layer.
-pub(super) fn fold(store: &mut Store, capture: &Capture, options: &PlanesOptions) -> Result<()> {
-    let codecs = codecs(store, options, &BTreeMap::new())?;
+pub(super) fn fold(store: &mut Store, capture: &Capture, coding: &Coding) -> Result<()> {
+    let codecs = codecs(store, coding, &Given::default())?;
     for (layer, codec) in codecs.iter().enumerate() {
-        for rotation in codec.rotations().all() {
-            let channels = rotation.channels();
-            if let Method::Planes { rotations, .. } = &mut store.head.method {
-                rotations.insert(channels, hex(rotation.digest()));
+        for shared in shared(codec) {
+            if let Some(digests) = store.head.method.digests_mut() {
+                digests.insert(shared.channels, hex(shared.digest));
             }
-            if let Some(matrix) = rotation.matrix() {
+            if let Some(matrix) = shared.matrix {
                 let bytes = word_bytes(matrix.iter().map(|x| x.to_bits()));
-                store.tensors.put(rotation_name(channels), Dtype::F32, &[channels, channels], bytes);
+                store.tensors.put(shared.name(), Dtype::F32, &[shared.rows, shared.channels], bytes);
             }
         }
         for sequence in 0..store.head.batch {
@@ -60,7 +59,7 @@ fn fold_sequence(
 ) -> Result<()> {
     let keys = store.view(capture.keys(layer)?, sequence)?;
     let values = store.view(Part::Value.of(capture, layer)?, sequence)?;
-    let range = coded(codec.options(), keys.shape().tokens);
+    let range = coded(codec, keys.shape().tokens);
     if !range.is_empty() {
         let start = [store.start(sequence).unwrap_or(0)];
         let positions = Positions::Start(&start);
@@ -68,11 +67,13 @@ fn fold_sequence(
         let queries = queries(capture, layer, sequence)?;
         calibration.queries = queries.as_ref();
         calibration.rope = codec.rope();
-        let tables = Tables::calibrate(&calibration, codec.options())?;
+        let tables = codec.calibrate(&calibration)?;
         let key_codes = cpu::encode_keys(codec, &keys, positions, &tables)?;
         let prefix = Part::Key.prefix(sequence, layer);
         put_codes(&mut store.tensors, &prefix, &key_codes, block(codec), &range);
-        put_tables(&mut store.tensors, &prefix, &tables);
+        if codec.keeps_tables() {
+            put_tables(&mut store.tensors, &prefix, &tables);
+        }
         let value_codes = cpu::encode_values(codec, &values)?;
         put_codes(&mut store.tensors, &Part::Value.prefix(sequence, layer), &value_codes, None, &range);
     }
@@ -172,17 +173,21 @@ fn put_tables(tensors: &mut Tensors, prefix: &str, tables: &Tables) {
 /// Reads every sequence of every layer, and restores it where it is to go somewhere.
 pub(super) fn walk(
     store: &Store,
-    options: &PlanesOptions,
+    coding: &Coding,
     digests: &BTreeMap<usize, String>,
     reader: &mut Reader<'_>,
     mut restored: Option<&mut Restored>,
 ) -> Result<()> {
-    let codecs = codecs(store, options, &matrices(digests, reader)?)?;
-    for rotation in codecs.iter().flat_map(|codec| codec.rotations().all()) {
-        let (channels, have) = (rotation.channels(), hex(rotation.digest()));
-        if digests.get(&channels) != Some(&have) {
-            let want = digests.get(&channels).cloned().unwrap_or_else(|| "none".to_owned());
-            return Err(Error::Digest { what: rotation_name(channels), want, have });
+    let given = Given::read(coding, digests, reader)?;
+    if let Coding::Sketch(_) = coding {
+        store.head.check_digests(digests)?;
+    }
+    let codecs = codecs(store, coding, &given)?;
+    for shared in codecs.iter().flat_map(shared) {
+        let (want, have) = (digests.get(&shared.channels), hex(shared.digest));
+        if want != Some(&have) {
+            let want = want.cloned().unwrap_or_else(|| "none".to_owned());
+            return Err(Error::Digest { what: shared.name(), want, have });
         }
     }
     for sequence in 0..store.head.batch {
@@ -204,7 +209,7 @@ fn walk_rows(
 ) -> Result<()> {
     let (shape, dtype) = store.rows(part, layer, sequence)?;
     let prefix = part.prefix(sequence, layer);
-    let range = coded(codec.options(), shape.tokens);
+    let range = coded(codec, shape.tokens);
     let sizes = [shape.heads, shape.tokens - range.len(), shape.dim];
     let raw = reader.read(&format!("{prefix}.rows"), to_file_dtype(dtype), &sizes)?;
     if range.is_empty() {
@@ -219,7 +224,11 @@ fn walk_rows(
     let decoded = if part == Part::Key {
         let start = [store.start(sequence).unwrap_or(0)];
         codes.positions = Positions::Start(&start).resolve(1, shape.tokens)?;
-        let tables = read_tables(reader, &prefix, shape)?;
+        let tables = if codec.keeps_tables() {
+            read_tables(reader, &prefix, shape)?
+        } else {
+            Tables::identity(shape.heads, shape.dim)
+        };
         restored.is_some().then(|| cpu::decode_keys(codec, &codes, &tables))
     } else {
         restored.is_some().then(|| cpu::decode_values(codec, &codes))
@@ -303,43 +312,100 @@ fn read_tables(reader: &mut Reader<'_>, prefix: &str, shape: Shape) -> Result<Ta
 }
 
 /// A codec for each layer.
-fn codecs(
-    store: &Store,
-    options: &PlanesOptions,
-    matrices: &BTreeMap<usize, Vec<f32>>,
-) -> Result<Vec<Codec>> {
+fn codecs(store: &Store, coding: &Coding, given: &Given) -> Result<Vec<Codec>> {
     let mut all: Vec<Codec> = Vec::with_capacity(store.head.layers.len());
     for (index, layer) in store.head.layers.iter().enumerate() {
         let rope = Rope::from_info(&store.info, index, layer.key_dim)?;
-        let same = |codec: &&Codec| {
-            (codec.keys().channels(), codec.values().channels()) == (layer.key_dim, layer.value_dim)
-                && codec.rope() == rope.as_ref()
-        };
+        let dims = [layer.key_dim, layer.value_dim];
+        let same = |held: &&Codec| [held.key_dim(), held.value_dim()] == dims && held.rope() == rope.as_ref();
         let codec = match all.iter().find(same) {
             Some(codec) => codec.clone(),
-            None => Codec::with_matrices(*options, layer.key_dim, layer.value_dim, rope, matrices)?,
+            None => codec(coding, dims, rope, &given.rotations, given.projections.get(&layer.key_dim))?,
         };
         all.push(codec);
     }
     Ok(all)
 }
 
-/// The matrices that the file holds, by their channels.
-fn matrices(digests: &BTreeMap<usize, String>, reader: &mut Reader<'_>) -> Result<BTreeMap<usize, Vec<f32>>> {
-    let mut all = BTreeMap::new();
-    for &channels in digests.keys().filter(|channels| !channels.is_power_of_two()) {
-        let name = rotation_name(channels);
-        let matrix = reader.singles(&name, &[channels, channels])?;
-        if let Some((index, &value)) = matrix.iter().enumerate().find(|(_, x)| !x.is_finite()) {
-            return Err(Error::NonFinite { what: name, index, value });
-        }
-        all.insert(channels, matrix);
-    }
-    Ok(all)
+/// A rotation or projection, which all layers of so many channels share.
+struct Shared<'a> {
+    kind: &'static str,
+    rows: usize,
+    channels: usize,
+    digest: u64,
+    /// `[rows, channels]`, where it is no matter of signs.
+    matrix: Option<&'a [f32]>,
 }
 
-fn rotation_name(channels: usize) -> String {
-    format!("rotation.{channels}")
+impl Shared<'_> {
+    fn name(&self) -> String {
+        matrix_name(self.kind, self.channels)
+    }
+}
+
+const ROTATION: &str = "rotation";
+const PROJECTION: &str = "projection";
+
+fn matrix_name(kind: &str, channels: usize) -> String {
+    format!("{kind}.{channels}")
+}
+
+/// What a codec shares with others.
+fn shared(codec: &Codec) -> impl Iterator<Item = Shared<'_>> {
+    let rotations = codec.rotations().all().iter().map(|rotation| Shared {
+        kind: ROTATION,
+        rows: rotation.channels(),
+        channels: rotation.channels(),
+        digest: rotation.digest(),
+        matrix: rotation.matrix(),
+    });
+    rotations.chain(codec.projection().map(|projection| Shared {
+        kind: PROJECTION,
+        rows: projection.sketch_dim(),
+        channels: projection.head_dim(),
+        digest: projection.digest(),
+        matrix: projection.matrix(),
+    }))
+}
+
+/// Matrices that a file holds, by their channels, in place of drawn ones.
+#[derive(Default)]
+struct Given {
+    rotations: BTreeMap<usize, Vec<f32>>,
+    projections: BTreeMap<usize, Projection>,
+}
+
+impl Given {
+    fn read(coding: &Coding, digests: &BTreeMap<usize, String>, reader: &mut Reader<'_>) -> Result<Self> {
+        let mut given = Self::default();
+        for &channels in digests.keys() {
+            match coding {
+                Coding::Planes(_) if !channels.is_power_of_two() => {
+                    let matrix = matrix(reader, ROTATION, channels, channels)?;
+                    given.rotations.insert(channels, matrix);
+                }
+                Coding::Sketch(options) if options.projection != ProjectionKind::Hadamard => {
+                    let (kind, seed, rows) =
+                        (options.projection, Some(options.seed), options.sketch_dim(channels)?);
+                    let matrix = matrix(reader, PROJECTION, rows, channels)?;
+                    let projection = Projection::drawn(kind, seed, &matrix, channels, rows)?;
+                    given.projections.insert(channels, projection);
+                }
+                _ => (),
+            }
+        }
+        Ok(given)
+    }
+}
+
+/// A matrix of finite numbers.
+fn matrix(reader: &mut Reader<'_>, kind: &str, rows: usize, channels: usize) -> Result<Vec<f32>> {
+    let name = matrix_name(kind, channels);
+    let matrix = reader.singles(&name, &[rows, channels])?;
+    match matrix.iter().enumerate().find(|(_, x)| !x.is_finite()) {
+        Some((index, &value)) => Err(Error::NonFinite { what: name, index, value }),
+        None => Ok(matrix),
+    }
 }
 
 fn hex(digest: u64) -> String {

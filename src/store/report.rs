@@ -12,7 +12,7 @@ use crate::metrics::RelativeError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StoreReport {
-    /// `minicache` or `planes`.
+    /// `minicache`, `planes` or `sketch`.
     pub method: String,
     /// [`Store::bytes_before`].
     pub bytes_before: u64,
@@ -20,7 +20,7 @@ pub struct StoreReport {
     pub bytes_after: u64,
     /// `bytes_before / bytes_after`; `None` where nothing is stored.
     pub ratio: Option<f64>,
-    /// Bytes of `bytes_after` that all layers share: rotations that are matrices.
+    /// Bytes of `bytes_after` that all layers share: rotations and projections that are matrices.
     pub shared_bytes: u64,
     /// [`Store::kept_bytes`].
     pub kept_bytes: u64,
@@ -61,7 +61,7 @@ impl Store {
         let restored = original.map(|_| self.unfold()).transpose()?;
         let pairs: &[[usize; 2]] = match &self.head.method {
             Method::Minicache { pairs, .. } => pairs,
-            Method::Planes { .. } => &[],
+            Method::Planes { .. } | Method::Sketch { .. } => &[],
         };
         let tokens: usize = (0..self.head.batch).map(|sequence| self.length(sequence)).sum();
         let stored = self.layer_bytes();
@@ -111,6 +111,7 @@ impl Store {
         match self.head.method {
             Method::Minicache { .. } => "minicache",
             Method::Planes { .. } => "planes",
+            Method::Sketch { .. } => "sketch",
         }
     }
 

@@ -244,7 +244,7 @@ async function cancels(browser) {
 async function folds(browser) {
   const page = await sample(browser);
   await page.click("#tab-memory");
-  for (const [store, method] of [["planes", "planes"], ["minicache", "minicache"]]) {
+  for (const [store, method] of [["planes", "planes"], ["qjl", "sketch"], ["minicache", "minicache"]]) {
     await page.locator(`label:has(input[value="${store}"])`).click();
     const [download] = await Promise.all([page.waitForEvent("download"), page.click("#fold")]);
     assert.equal(download.suggestedFilename(), "sample.folded.safetensors");
@@ -254,7 +254,7 @@ async function folds(browser) {
     assert.equal(told.method, method);
     // Codes at a cell's border may fall on either side, since two machines' cosines differ in the last bit.
     const same = join(browser.scratch, `${store}-cli.safetensors`);
-    const own = JSON.parse(await kvfold("fold", "-o", same, "--json", ...(store === "minicache" ? ["--minicache"] : [])));
+    const own = JSON.parse(await kvfold("fold", "-o", same, "--json", ...({ minicache: ["--minicache"], qjl: ["--preset", "qjl"], planes: [] })[store]));
     const read = JSON.parse(await kvfold("unfold", same, "-o", restored, "--force", "--json"));
     agree(read, told, "unfold");
     await page.waitForFunction((ratio) => document.querySelector("#view-memory [role=status]").innerText.includes(ratio), `${own.ratio.toFixed(own.ratio < 1.005 ? 4 : 2)}×`);

@@ -67,8 +67,15 @@ fn minicache_on_the_sample_merges_nothing_and_costs_next_to_nothing() {
 fn presets_on_the_sample_say_what_their_files_hold() {
     let folder = Folder::new("presets");
     // Of 128 tokens 4 sinks and 64 recent ones stay raw, so 60 are coded: the ratio is that of the mixture. Measured
-    // 1.489, 1.557, 1.585, 1.672.
-    let presets = [("near-lossless", 1.48), ("balanced", 1.55), ("compact", 1.58), ("extreme", 1.66)];
+    // 1.489, 1.557, 1.585, 1.672, 1.329; of the original QJL nothing stays raw: 3.307.
+    let presets = [
+        ("near-lossless", 1.48),
+        ("balanced", 1.55),
+        ("compact", 1.58),
+        ("extreme", 1.66),
+        ("qjl-orth", 1.32),
+        ("qjl", 3.30),
+    ];
     for (preset, least) in presets {
         let (store, output) = sample(&folder, preset, &["--preset", preset]);
         let (before, after) = (number(&output, "bytes_before"), number(&output, "bytes_after"));
@@ -78,9 +85,12 @@ fn presets_on_the_sample_say_what_their_files_hold() {
         assert_eq!(after + number(&output, "kept_bytes") + number(&output, "header_bytes"), file);
         let layers = output["layers"].as_array().unwrap();
         assert_eq!(layers.len(), 30);
-        assert_eq!(layers.iter().map(|layer| number(layer, "bytes_after")).sum::<f64>(), after);
+        let layers: f64 = layers.iter().map(|layer| number(layer, "bytes_after")).sum();
+        assert_eq!(layers + number(&output, "shared_bytes"), after);
         for what in ["key_relative_error", "value_relative_error"] {
-            assert!((0.0..0.3).contains(&number(&output, what)), "{preset} {what}");
+            // One bit of a channel, as it is, says little of a key: 1.264.
+            let most = if (preset, what) == ("qjl", "key_relative_error") { 1.3 } else { 0.3 };
+            assert!((0.0..most).contains(&number(&output, what)), "{preset} {what}");
         }
         let opened = Store::open(&store).unwrap();
         assert_eq!(opened.payload_bytes() as f64, after);

@@ -37,6 +37,7 @@ fn bits_are_those_of_the_preset_table() {
         ("balanced", 3.25, 3.25),
         ("compact", 2.5, 3.25),
         ("extreme", 1.25, 2.25),
+        ("qjl-orth", 4.25, 8.25),
         ("qjl", 1.25, 8.25),
         ("int8", 8.25, 8.25),
         ("int4", 5.0, 5.0),
@@ -72,7 +73,8 @@ fn more_planes_cost_less_attention_and_signs_alone_most() {
                 "{window} {names:?}"
             );
         }
-        assert!(of("balanced", "weights_kl") < of("qjl", "weights_kl") / 10.0, "{window}");
+        assert!(of("balanced", "weights_kl") < of("qjl-orth", "weights_kl"), "{window}");
+        assert!(of("qjl-orth", "weights_kl") < of("qjl", "weights_kl") / 10.0, "{window}");
         assert!(of("int8", "weights_kl") < of("int4", "weights_kl"), "{window}");
         assert!(of("kivi4", "weights_kl") < of("kivi2", "weights_kl"), "{window}");
         assert!(of("near-lossless", "top1_agreement") > of("qjl", "top1_agreement"), "{window}");
@@ -94,6 +96,24 @@ fn one_preset_and_no_window_as_asked() {
     assert_eq!(compact["errors"], compact["errors_without_recent"]);
     // The same capture gives the same tables.
     assert_eq!(compact["errors"], method(all(), "compact")["errors_without_recent"]);
+}
+
+/// The preset goes the way of all codecs, the rival that of QJL's own operations.
+#[test]
+fn the_original_as_a_preset_is_the_original_as_a_rival() {
+    let planes = report(&["--preset", "qjl"])["planes"].take();
+    let (preset, rival) = (&planes["presets"][0], &planes["rivals"][0]);
+    for size in ["bytes", "code_bytes", "key_bits_per_channel", "value_bits_per_channel"] {
+        assert_eq!(preset[size], rival[size], "{size}");
+    }
+    for figure in ["output_relative_error", "weights_kl", "top1_agreement"] {
+        let [a, b] = [preset, rival].map(|method| number(&method["errors_without_recent"][figure]));
+        // Sums in f32 in two orders.
+        assert!((a - b).abs() <= 1e-5 * a, "{figure}: {a} {b}");
+    }
+    let text = kvfold(&["report", "--backend", "cpu", "--preset", "qjl"]).out;
+    let (_, table) = text.split_once("Sign planes").unwrap();
+    assert_eq!(table.lines().filter(|line| line.trim_start().starts_with("qjl ")).count(), 1, "{text}");
 }
 
 #[test]

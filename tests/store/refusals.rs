@@ -1,6 +1,7 @@
 //! Files that must be refused, each with its error and the name of what is wrong.
 
 use kvfold::minicache::{MergeOptions, Retention};
+use kvfold::qjl::cache::NamedCoding;
 use kvfold::store::{FoldOptions, Store};
 use kvfold::{Capture, Error};
 use safetensors::Dtype;
@@ -10,6 +11,11 @@ use crate::made::{Part, Parts, Sizes, file};
 fn minicache() -> FoldOptions {
     let merge = MergeOptions::default().retention(Retention::Cosine(0.9));
     FoldOptions::MiniCache { merge, start_frac: 0.0 }
+}
+
+/// Every method, with its kinds of tensors.
+fn every() -> [FoldOptions; 4] {
+    [minicache(), FoldOptions::default(), NamedCoding::QjlOrth.into(), NamedCoding::Qjl.into()]
 }
 
 /// The error of a file, which must carry this code and say all of these words.
@@ -26,7 +32,7 @@ fn refused(file: &[u8], code: &str, words: &[&str]) -> Error {
 
 #[test]
 fn truncated_files_are_refused_wherever_they_end() {
-    for options in [minicache(), FoldOptions::default()] {
+    for options in every() {
         let whole = file(&options);
         for end in (0..whole.len()).step_by(whole.len() / 200).chain([whole.len() - 1]) {
             let error = Store::from_bytes(&whole[..end]).unwrap_err();
@@ -37,7 +43,7 @@ fn truncated_files_are_refused_wherever_they_end() {
 
 #[test]
 fn flipped_bits_are_refused_or_mean_the_same() {
-    for options in [minicache(), FoldOptions::default()] {
+    for options in every() {
         let whole = file(&options);
         let store = Store::from_bytes(&whole).unwrap();
         let data = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
@@ -92,7 +98,7 @@ fn the_digest_is_over_metadata_names_types_shapes_and_bytes() {
 
 #[test]
 fn missing_and_unknown_tensors_are_named() {
-    for options in [minicache(), FoldOptions::default()] {
+    for options in every() {
         let parts = Parts::of(&file(&options));
         for name in parts.tensors.keys().filter(|name| !(name.starts_with("layer.") || *name == "tokens")) {
             let mut parts = parts.clone();
@@ -107,7 +113,7 @@ fn missing_and_unknown_tensors_are_named() {
 
 #[test]
 fn wrong_types_and_shapes_are_named() {
-    for options in [minicache(), FoldOptions::default()] {
+    for options in every() {
         let parts = Parts::of(&file(&options));
         for name in parts.tensors.keys().filter(|name| !name.starts_with("layer.")) {
             let mut typed = parts.clone();
@@ -135,7 +141,7 @@ fn described(options: &FoldOptions, from: &str, to: &str) -> Vec<u8> {
 
 #[test]
 fn hostile_sizes_cost_nothing() {
-    for options in [minicache(), FoldOptions::default()] {
+    for options in every() {
         for (from, to, code) in [
             ("\"batch\":1,", "\"batch\":65536,", "metadata"), // position_start has one number
             ("\"batch\":1,", "\"batch\":18446744073709551615,", "metadata"),
@@ -179,6 +185,26 @@ fn pairs_and_options_that_cannot_be_are_refused() {
     );
     let seed = described(&FoldOptions::default(), "\"seed\":7", "\"seed\":8");
     refused(&seed, "digest", &["rotation.16"]);
+    let qjl = NamedCoding::Qjl.into();
+    refused(&described(&qjl, "\"rate\":1.0", "\"rate\":1e300"), "range", &["sketch rate", "1e300"]);
+    refused(&described(&qjl, "\"rate\":1.0", "\"rate\":2.0"), "shape", &["projection.12", "24, 12"]);
+    refused(
+        &described(&qjl, "\"centring\":\"none\"", "\"centring\":{\"block-mean\":64}"),
+        "range",
+        &["centring"],
+    );
+    refused(
+        &described(&qjl, "\"projections\":{", "\"projections\":{},\"x\":{"),
+        "metadata",
+        &["kvfold.fold"],
+    );
+    let gaussian = described(&qjl, "\"projection\":\"gaussian\"", "\"projection\":\"orthogonal\"");
+    refused(&gaussian, "digest", &["projection.12"]);
+    let mut undrawn = Parts::of(&file(&qjl));
+    let text = undrawn.metadata.get_mut("kvfold.fold").unwrap();
+    let start = text.find("\"projections\":{").unwrap() + "\"projections\":{".len();
+    text.replace_range(start..start + text[start..].find('}').unwrap(), "");
+    refused(&undrawn.file(), "metadata", &["kvfold.fold", "projection of 12 channels", "none"]);
 }
 
 #[test]
@@ -207,6 +233,11 @@ fn bitmaps_and_tables_that_cannot_be_are_refused() {
     refused(&matrix, "non_finite", &["rotation.12"]);
     let matrix = change(&planes, "rotation.12", &|part| part.bytes.fill(0));
     refused(&matrix, "digest", &["rotation.12"]);
+    let qjl = NamedCoding::QjlOrth.into();
+    let matrix = change(&qjl, "projection.12", &|part| part.bytes.fill(0xff));
+    refused(&matrix, "non_finite", &["projection.12"]);
+    let matrix = change(&qjl, "projection.12", &|part| part.bytes.fill(0));
+    refused(&matrix, "digest", &["projection.12"]);
 }
 
 #[test]

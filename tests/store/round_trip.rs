@@ -2,9 +2,11 @@
 
 use kvfold::capture::Capture;
 use kvfold::minicache::{self, MergeOptions, Mode, Retention};
+use kvfold::qjl::cache::{Coding, NamedCoding, SketchOptions};
 use kvfold::qjl::planes::{
     Balance, CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Preset, Tables, cpu,
 };
+use kvfold::qjl::{self, KeyScale, Projection, ProjectionKind};
 use kvfold::rope::{Positions, Rope};
 use kvfold::store::{FoldOptions, Store};
 use kvfold::{DType, Shape, Tensor, TensorView};
@@ -93,7 +95,7 @@ fn mixed(options: &PlanesOptions, raw: &Tensor, decoded: &[f32]) -> Tensor {
 }
 
 fn check_planes(capture: &Capture, options: &PlanesOptions) {
-    let restored = through(capture, &FoldOptions::Planes(*options));
+    let restored = through(capture, &FoldOptions::Coded(Coding::Planes(*options)));
     for (b, layer) in
         (0..capture.batch()).flat_map(|b| (0..capture.layers.len()).map(move |layer| (b, layer)))
     {
@@ -121,6 +123,66 @@ fn check_planes(capture: &Capture, options: &PlanesOptions) {
         let decoded =
             cpu::decode_values(&codec, &cpu::encode_values(&codec, &values.view()).unwrap()).unwrap();
         assert_eq!(new_values, mixed(options, &values, &decoded), "values of layer {layer}");
+    }
+}
+
+/// Keys and values of sketches of keys as they are: `g/m nu S^T s`, in f64 from the signs, and values from their bytes.
+fn check_sketches(capture: &Capture, options: &SketchOptions) {
+    let coding = Coding::Sketch(*options);
+    let restored = through(capture, &FoldOptions::Coded(coding));
+    for (b, layer) in
+        (0..capture.batch()).flat_map(|b| (0..capture.layers.len()).map(move |layer| (b, layer)))
+    {
+        let length = capture.length(b);
+        let [keys, values] = parts(capture, layer).map(|tensor| sequence(tensor, b, length));
+        let [new_keys, new_values] = parts(&restored, layer).map(|tensor| sequence(tensor, b, length));
+        let raw = |t: usize| t < options.sinks as usize || t + options.recent as usize >= length;
+        let dim = keys.shape().dim;
+        let m = options.sketch_dim(dim).unwrap();
+        let projection = Projection::new(options.projection, dim, m, options.seed).unwrap();
+        let sketch = qjl::cpu::quantize(&keys.view(), &projection, options.scale).unwrap();
+        let gain = if options.scale == KeyScale::Norm { f64::from(projection.factor()) } else { 1.0 };
+        let columns: Vec<Vec<f32>> = (0..dim)
+            .map(|c| {
+                let (mut unit, mut column) = (vec![0.0; dim], vec![0.0; m]);
+                unit[c] = 1.0;
+                projection.project(&unit, &mut column);
+                column
+            })
+            .collect();
+        let (mut was, mut is) = (vec![0.0; dim], vec![0.0; dim]);
+        for (row, (_, h, t)) in keys.shape().iter_rows().enumerate() {
+            keys.view().read_row(0, h, t, &mut was);
+            new_keys.view().read_row(0, h, t, &mut is);
+            if raw(t) {
+                assert_eq!(is, was, "a raw row");
+                continue;
+            }
+            let nu = f64::from(sketch.scale[row].to_f32());
+            for (x, column) in is.iter().zip(&columns) {
+                let sign = |j: usize| {
+                    let word = sketch.words[row * m.div_ceil(32) + j / 32];
+                    if word >> (j % 32) & 1 == 1 { 1.0 } else { -1.0 }
+                };
+                let sum: f64 = column.iter().enumerate().map(|(j, s)| sign(j) * f64::from(*s)).sum();
+                let size: f64 = column.iter().map(|s| f64::from(s.abs())).sum();
+                let (want, size) = (gain / m as f64 * nu * sum, gain / m as f64 * nu * size);
+                // m sums in f32 and the transform's own roundings; then half a step of the element type.
+                let steps = match keys.dtype() {
+                    DType::F16 => 11,
+                    DType::Bf16 => 8,
+                    _ => 24,
+                };
+                let bound = size * (m + 16) as f64 * f64::from(f32::EPSILON)
+                    + want.abs() * 2f64.powi(-steps)
+                    + 2f64.powi(-24);
+                assert!((f64::from(*x) - want).abs() <= bound, "{t}: {x} {want} {bound}");
+            }
+        }
+        let codes = qjl::cpu::quantize_values(&values.view()).unwrap();
+        let bytes = qjl::cpu::dequantize_values(&codes).unwrap();
+        let options = PlanesOptions::default().sinks(options.sinks).recent(options.recent);
+        assert_eq!(new_values, mixed(&options, &values, &bytes), "values of layer {layer}");
     }
 }
 
@@ -174,12 +236,65 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn sketches_restore_what_their_formula_says(
+        dtype in dtypes(),
+        projection in prop::sample::select(vec![
+            ProjectionKind::Gaussian, ProjectionKind::Orthogonal, ProjectionKind::Hadamard,
+        ]),
+        scale in prop::sample::select(KeyScale::ALL.to_vec()),
+        rate in prop::sample::select(vec![0.3, 1.0, 2.5, 4.0]),
+        (key_dim, value_dim) in prop::sample::select(vec![(16usize, 7usize), (32, 16), (20, 5)]),
+        lengths in prop::collection::vec(prop::sample::select(vec![0usize, 3, 40, 70]), 1..3),
+        (sinks, recent) in (0u32..6, prop::sample::select(vec![0u32, 16, 400])),
+        seed in any::<u64>(),
+    ) {
+        prop_assume!(projection != ProjectionKind::Hadamard || key_dim.is_power_of_two());
+        let tokens = *lengths.iter().max().unwrap();
+        let sizes = Sizes { dtype, layers: 2, tokens, lengths, key_dim, value_dim, rope: true, seed, heads: 2 };
+        let options = SketchOptions::default().projection(projection).scale(scale).rate(rate).seed(seed);
+        check_sketches(&sizes.capture(), &options.sinks(sinks).recent(recent));
+    }
+}
+
+#[test]
+fn centred_sketches_keep_what_tables_need() {
+    let sizes = Sizes { tokens: 150, lengths: vec![150, 127], ..Sizes::default() };
+    let capture = sizes.capture();
+    let restored = through(&capture, &NamedCoding::QjlOrth.into());
+    for layer in 0..capture.layers.len() {
+        let [[keys, values], [new_keys, new_values]] =
+            [&capture, &restored].map(|of| parts(of, layer).map(|tensor| sequence(tensor, 1, 127)));
+        assert_eq!((new_keys, new_values), (keys, values), "too short for tables");
+    }
+    let store = Store::fold(&capture, &NamedCoding::QjlOrth.into()).unwrap();
+    let names = Parts::of(&store.to_bytes().unwrap()).tensors;
+    assert!(names.contains_key("sequence.0.layer.3.key.mu") && names.contains_key("projection.16"));
+    assert!(!names.contains_key("sequence.1.layer.3.key.mu"));
+    let plain = Store::fold(&capture, &NamedCoding::Qjl.into()).unwrap();
+    assert!(!Parts::of(&plain.to_bytes().unwrap()).tensors.contains_key("sequence.0.layer.3.key.mu"));
+    // Four bits a channel, and a mean taken off, are nearer than one bit of the key as it is.
+    let error = |store: &Store| store.report(Some(&capture)).unwrap().key_relative_error.unwrap();
+    assert!(error(&store) < error(&plain), "{} {}", error(&store), error(&plain));
+    // Without RoPE's description there is no mean before it.
+    let unknown = Sizes { rope: false, ..sizes }.capture();
+    let FoldOptions::Coded(took) = Store::fold(&unknown, &NamedCoding::QjlOrth.into()).unwrap().options()
+    else {
+        panic!("another method")
+    };
+    assert_eq!(took.centring(), Centring::None);
+    through(&unknown, &FoldOptions::Coded(took));
+}
+
 #[test]
 fn unknown_rope_falls_back_to_block_means_and_says_so() {
     let capture = Sizes { rope: false, ..Sizes::default() }.capture();
     let store = Store::fold(&capture, &FoldOptions::default()).unwrap();
     let took = PlanesOptions::default().centring(Centring::BlockMean(64));
-    assert_eq!(store.options(), FoldOptions::Planes(took));
+    assert_eq!(store.options(), FoldOptions::Coded(Coding::Planes(took)));
     check_planes(&capture, &took);
 }
 

@@ -345,8 +345,13 @@ class App {
   fold() {
     const s = this.settings;
     const planes = s.method === "custom" ? { custom: customPlanes(s) } : { preset: s.method === "qjl" ? "balanced" : s.method };
-    const options = s.store === "minicache" ? { method: "minicache", ...mergeOptions(s) } : { method: "planes", ...planes, sinks: s.sinks, recent: s.recent };
-    return this.run("fold", "fold", [options]);
+    const { projection, sketch_dim } = sketchOptions(s, this.keyDim());
+    const options = {
+      minicache: { method: "minicache", ...mergeOptions(s) },
+      planes: { method: "planes", ...planes, sinks: s.sinks, recent: s.recent },
+      qjl: { method: "qjl", projection, sketch_dim },
+    };
+    return this.run("fold", "fold", [options[s.store]]);
   }
 
   verdict() {

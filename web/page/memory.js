@@ -144,10 +144,8 @@ export function memory(app, into) {
     bars.setLegend([...PARTS[how], ["as captured", "--muted", "outline"]]);
     canvas.setAttribute("aria-label", `Bytes by layer: ${bytes(before)} before, ${bytes(after)} after`);
     command.textContent = `kvfold unfold ${fileName()} -o restored.safetensors`;
-    button.disabled = !app.info || how === "qjl";
-    button.title = how === "qjl" ? "Stores hold sign planes or MiniCache pairs" : "";
-    if (how === "qjl") status.textContent = "Stores hold sign planes or MiniCache pairs; QJL is measured here, not stored.";
-    else if (!status.dataset.done) status.textContent = "";
+    button.disabled = !app.info;
+    if (!status.dataset.done) status.textContent = "";
   }
 
   const fileName = () => `${(app.fileName ?? "sample").replace(/\.safetensors$/, "")}.folded.safetensors`;

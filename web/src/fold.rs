@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use js_sys::Uint8Array;
+use kvfold::qjl::cache::Coding;
 use kvfold::store::{FoldOptions, Store};
 use wasm_bindgen::JsValue;
 
@@ -14,13 +15,17 @@ use crate::task::Task;
 pub(crate) async fn fold(inner: Rc<Inner>, options: Options, task: Task) -> Result<JsValue, JsValue> {
     let capture = inner.capture()?;
     let how = match options.method.as_deref() {
-        None | Some("planes") => FoldOptions::Planes(options.code()),
+        None | Some("planes") => FoldOptions::Coded(options.code()),
+        Some("qjl") => {
+            let keys = capture.keys(0).map_err(js::error)?.shape();
+            FoldOptions::Coded(Coding::Sketch(options.sketch(keys.dim)))
+        }
         Some("minicache") => {
             let (merge, start_frac) = options.merge();
             FoldOptions::MiniCache { merge, start_frac }
         }
         Some(other) => {
-            let message = format!("method: wanted planes or minicache, had {other}");
+            let message = format!("method: wanted planes, qjl or minicache, had {other}");
             return Err(js::fault("range", &message));
         }
     };

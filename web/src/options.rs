@@ -1,7 +1,8 @@
 //! What a call may ask for: the records of `web/types/kvfold.d.ts`.
 
 use kvfold::minicache::{MergeOptions, Mode, Retention};
-use kvfold::qjl::planes::{Centring, PlanesOptions, Preset};
+use kvfold::qjl::cache::{Coding, NamedCoding, SketchOptions};
+use kvfold::qjl::planes::{Centring, PlanesOptions};
 use kvfold::qjl::{KeyScale, ProjectionKind};
 use kvfold::report::{PlanesRequest, ReportOptions};
 use serde::Deserialize;
@@ -22,7 +23,7 @@ pub(crate) struct Options {
     sketch_dim: Option<usize>,
     key_scale: Option<KeyScale>,
     seed: Option<u64>,
-    presets: Option<Vec<Preset>>,
+    presets: Option<Vec<NamedCoding>>,
     custom: Option<Custom>,
     recent: Option<u32>,
     /// Whether `merge` tells what became of every row.
@@ -35,10 +36,10 @@ pub(crate) struct Options {
     pub(crate) sequence: usize,
     /// Of `attend`.
     pub(crate) head: usize,
-    /// Of `attend`: `qjl`, `custom` or a preset. Of `fold`: `planes` or `minicache`.
+    /// Of `attend`: `qjl`, `custom` or a preset. Of `fold`: `planes`, `qjl` or `minicache`.
     pub(crate) method: Option<String>,
     /// Of `fold`: the preset whose bits are taken.
-    pub(crate) preset: Option<Preset>,
+    pub(crate) preset: Option<NamedCoding>,
     #[serde(rename = "signal")]
     _signal: Option<IgnoredAny>,
     #[serde(rename = "onProgress")]
@@ -107,14 +108,23 @@ impl Options {
         planes
     }
 
+    /// The sketch that a fold stores: QJL by these options, nothing raw where they do not say.
+    pub(crate) fn sketch(&self, key_dim: usize) -> SketchOptions {
+        let (report, mut sketch) = (self.report(), SketchOptions::default());
+        if let Some(bits) = report.sketch_dim {
+            sketch.rate = bits as f64 / key_dim as f64;
+        }
+        (sketch.projection, sketch.scale, sketch.seed) = (report.projection, report.key_scale, report.seed);
+        sketch.sinks(self.sinks.unwrap_or(0)).recent(self.recent.unwrap_or(0))
+    }
+
     /// The code that a fold stores.
-    pub(crate) fn code(&self) -> PlanesOptions {
-        let options = match (self.preset, self.custom) {
-            (None, Some(custom)) => custom.options(),
-            (preset, _) => preset.unwrap_or_default().options(),
+    pub(crate) fn code(&self) -> Coding {
+        let coding = match (self.preset, self.custom) {
+            (None, Some(custom)) => Coding::Planes(custom.options()),
+            (preset, _) => preset.unwrap_or_default().coding(),
         };
-        let (sinks, recent) = (self.sinks.unwrap_or(options.sinks), self.recent.unwrap_or(options.recent));
-        options.sinks(sinks).recent(recent)
+        coding.keeping(self.sinks.unwrap_or(coding.sinks()), self.recent.unwrap_or(coding.recent()))
     }
 }
 

@@ -72,7 +72,7 @@ export interface CaptureInfo {
   token_ids: boolean;
 }
 
-export type Preset = "near-lossless" | "balanced" | "compact" | "extreme";
+export type Preset = "near-lossless" | "balanced" | "compact" | "extreme" | "qjl-orth" | "qjl";
 export type Retention = "never" | { cosine: number } | { range: number } | { fraction: number };
 export type Centring = "none" | "pre-rope" | { "block-mean": number };
 
@@ -102,7 +102,7 @@ export interface Options {
   sketch_dim?: number;
   key_scale?: "norm" | "mse" | "unbiased";
   seed?: number;
-  /** Presets of sign planes to measure. */
+  /** Presets to measure. */
   presets?: Preset[];
   custom?: CustomPlanes;
   /** Last tokens that stay raw under sign planes and their rivals. */
@@ -119,8 +119,9 @@ export interface AttendOptions {
 }
 
 export interface FoldOptions {
-  method?: "planes" | "minicache";
-  /** The preset whose bits are taken; without it `custom`, else balanced. */
+  /** A preset or `custom`; QJL by `projection`, `sketch_dim`, `key_scale` and `seed`; or MiniCache. */
+  method?: "planes" | "qjl" | "minicache";
+  /** The preset; without it `custom`, else balanced. */
   preset?: Preset;
 }
 

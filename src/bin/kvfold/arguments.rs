@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use kvfold::minicache::{MergeOptions, Mode, Retention};
+use kvfold::qjl::cache::NamedCoding;
 use kvfold::qjl::planes::Preset;
 use kvfold::qjl::{KeyScale, ProjectionKind};
 use kvfold::report::{PlanesRequest, ReportOptions};
@@ -136,7 +137,8 @@ struct QjlArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sign planes")]
 struct PlanesArguments {
-    /// Measure a preset too (near-lossless, balanced, compact, extreme, or all), beside QJL, int8, int4 and KIVI
+    /// Measure a preset too (near-lossless, balanced, compact, extreme, qjl-orth, qjl, or all), beside QJL by the options
+    /// above, int8, int4 and KIVI
     #[arg(long, value_name = "NAME")]
     preset: Option<Presets>,
     /// Last tokens that stay raw; --sinks says how many first ones do
@@ -149,13 +151,13 @@ struct PlanesArguments {
 
 /// One preset, or all.
 #[derive(Clone, Debug)]
-struct Presets(Vec<Preset>);
+struct Presets(Vec<NamedCoding>);
 
 impl FromStr for Presets {
     type Err = kvfold::Error;
 
     fn from_str(name: &str) -> kvfold::Result<Self> {
-        Ok(Self(if name == "all" { Preset::ALL.to_vec() } else { vec![name.parse()?] }))
+        Ok(Self(if name == "all" { PlanesRequest::default().presets } else { vec![name.parse()?] }))
     }
 }
 

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::Projection;
-use super::super::planes::{Codec, PlanesOptions, Sketch};
+use super::super::planes::{Codec, Sketch};
 use super::options::{CacheOptions, Coding, SketchOptions};
 use crate::cache::LayerShape;
 use crate::error::{Error, Result};
+use crate::rope::Rope;
 use crate::tensor::Shape;
 
 /// The codecs of a cache, and which of them each layer has.
@@ -32,7 +33,10 @@ impl Coders {
             let codec = match all.iter().position(fits) {
                 Some(codec) => codec,
                 None => {
-                    all.push(codec(layer, options, index, matrices)?);
+                    // The cache itself keeps sinks and recent rows raw; whatever it codes, it codes whole.
+                    let coding = options.coding.keeping(0, 0);
+                    let projection = options.projection.as_ref();
+                    all.push(codec(&coding, layer.dims(), rope.cloned(), matrices, projection)?);
                     all.len() - 1
                 }
             };
@@ -69,38 +73,34 @@ pub(crate) fn row_bits(codec: &Codec) -> f64 {
     codec.key_bits() * codec.key_dim() as f64 + codec.value_bits() * codec.value_dim() as f64
 }
 
-fn codec(
-    layer: &LayerShape,
-    options: &CacheOptions,
-    index: usize,
+/// The codec of a coding for heads of these dimensions. `matrices`, `[n, n]` by `n`, and `projection` take the place of drawn
+/// ones.
+pub(crate) fn codec(
+    coding: &Coding,
+    [key_dim, value_dim]: [usize; 2],
+    rope: Option<Rope>,
     matrices: &BTreeMap<usize, Vec<f32>>,
+    projection: Option<&Projection>,
 ) -> Result<Codec> {
-    let rope = options.layer_rope(index).cloned();
-    match options.coding {
-        Coding::Planes(planes) => {
-            // The cache itself keeps sinks and recent rows raw; whatever it codes, it codes whole.
-            let planes = PlanesOptions { sinks: 0, recent: 0, ..planes };
-            Codec::with_matrices(planes, layer.key_dim, layer.value_dim, rope, matrices)
-        }
-        Coding::Sketch(sketch) => {
-            let projection = Arc::new(projection(layer, options, sketch)?);
-            let sketched = Sketch { projection, scale: sketch.scale };
-            Codec::sketched(sketched, sketch.centring, layer.value_dim, rope)
+    match coding {
+        Coding::Planes(planes) => Codec::with_matrices(*planes, key_dim, value_dim, rope, matrices),
+        Coding::Sketch(options) => {
+            let projection = Arc::new(projection_for(key_dim, projection, options)?);
+            let sketch = Sketch { projection, scale: options.scale };
+            let codec = Codec::sketched(sketch, options.centring, value_dim, rope)?;
+            Ok(codec.keeping(options.sinks, options.recent))
         }
     }
 }
 
-/// The projection that the options have, or one that is drawn.
-fn projection(layer: &LayerShape, options: &CacheOptions, sketch: SketchOptions) -> Result<Projection> {
-    match &options.projection {
-        Some(projection) if projection.head_dim() == layer.key_dim => Ok(projection.clone()),
+/// The projection that is given, or one that is drawn.
+fn projection_for(key_dim: usize, given: Option<&Projection>, options: &SketchOptions) -> Result<Projection> {
+    match given {
+        Some(projection) if projection.head_dim() == key_dim => Ok(projection.clone()),
         Some(projection) => {
-            let want = format!("for keys of {} channels", layer.key_dim);
+            let want = format!("for keys of {key_dim} channels");
             Err(Error::shape("projection", want, projection.head_dim()))
         }
-        None => {
-            let bits = sketch.sketch_dim(layer.key_dim)?;
-            Projection::new(sketch.projection, layer.key_dim, bits, sketch.seed)
-        }
+        None => Projection::new(options.projection, key_dim, options.sketch_dim(key_dim)?, options.seed),
     }
 }

@@ -55,11 +55,14 @@ mod display;
 mod gpu_cache;
 mod head;
 mod ledger;
+mod named;
 mod options;
 mod track;
 
+pub(crate) use coders::codec;
 pub use cpu_cache::CpuQjlCache;
 #[cfg(feature = "gpu")]
 pub use gpu_cache::{CacheReadBack, QjlCache, StatusReadBack};
 pub(crate) use head::SavedRope;
+pub use named::NamedCoding;
 pub use options::{CacheOptions, Coding, PAGE, SketchOptions};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::super::config::{KeyScale, ProjectionKind};
 use super::super::planes::{Balance, CALIBRATION_TOKENS, Centring, PlanesOptions, Preset, Tables};
 use super::super::projection::{MAX_SKETCH_DIM, Projection};
+use super::named::NamedCoding;
 use crate::cache::LayerShape;
 use crate::error::{Error, Result};
 use crate::rope::Rope;
@@ -107,12 +108,15 @@ impl SketchOptions {
     /// # Errors
     /// [`Error::Range`] when the rate is not above 0 or gives more bits than a projection has.
     pub fn sketch_dim(&self, key_dim: usize) -> Result<usize> {
-        let bits = (self.rate * key_dim as f64).ceil();
+        let exact = self.rate * key_dim as f64;
+        // A rate of m / key_dim is m bits, whatever the division was rounded to.
+        let near = exact.round();
+        let bits = if (exact - near).abs() <= 4.0 * f64::EPSILON * near { near } else { exact.ceil() };
         if bits >= 1.0 && bits <= MAX_SKETCH_DIM as f64 {
             return Ok(bits as usize);
         }
         let want = format!("a number that gives 1 to {MAX_SKETCH_DIM} bits for {key_dim} channels");
-        Err(Error::range("sketch rate", want, self.rate))
+        Err(Error::range("sketch rate", want, format_args!("{:?}", self.rate)))
     }
 }
 
@@ -128,19 +132,66 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// First tokens that stay raw.
-    pub(crate) const fn sinks(&self) -> usize {
+    /// Checks every number against its range. What depends on a layer's dimensions is checked with them.
+    ///
+    /// # Errors
+    /// [`Error::Range`] naming the option.
+    pub fn validate(&self) -> Result<()> {
         match self {
-            Self::Planes(options) => options.sinks as usize,
-            Self::Sketch(options) => options.sinks as usize,
+            Self::Planes(options) => options.validate(),
+            Self::Sketch(SketchOptions { centring: Centring::BlockMean(block), .. }) => {
+                let want = "none or a mean before RoPE for sketches";
+                Err(Error::range("centring", want, format_args!("means of {block} tokens")))
+            }
+            Self::Sketch(_) => Ok(()),
+        }
+    }
+
+    /// The same with so many first and last tokens raw.
+    #[must_use]
+    pub const fn keeping(self, sinks: u32, recent: u32) -> Self {
+        match self {
+            Self::Planes(options) => Self::Planes(options.sinks(sinks).recent(recent)),
+            Self::Sketch(options) => Self::Sketch(options.sinks(sinks).recent(recent)),
+        }
+    }
+
+    /// What is subtracted from keys.
+    #[must_use]
+    pub const fn centring(&self) -> Centring {
+        match self {
+            Self::Planes(options) => options.centring,
+            Self::Sketch(options) => options.centring,
+        }
+    }
+
+    /// The same where nothing is known of the RoPE that keys have been through: in place of their mean before it, sign planes
+    /// take means of blocks of so many tokens, and sketches none.
+    pub(crate) const fn without_rope(self, block: u32) -> Self {
+        match self {
+            Self::Planes(options) if matches!(options.centring, Centring::PreRope) => {
+                Self::Planes(options.centring(Centring::BlockMean(block)))
+            }
+            Self::Planes(_) => self,
+            Self::Sketch(options) => Self::Sketch(options.centring(Centring::None)),
+        }
+    }
+
+    /// First tokens that stay raw.
+    #[must_use]
+    pub const fn sinks(&self) -> u32 {
+        match self {
+            Self::Planes(options) => options.sinks,
+            Self::Sketch(options) => options.sinks,
         }
     }
 
     /// Last tokens that stay raw.
-    pub(crate) const fn recent(&self) -> usize {
+    #[must_use]
+    pub const fn recent(&self) -> u32 {
         match self {
-            Self::Planes(options) => options.recent as usize,
-            Self::Sketch(options) => options.recent as usize,
+            Self::Planes(options) => options.recent,
+            Self::Sketch(options) => options.recent,
         }
     }
 
@@ -188,9 +239,6 @@ impl Coding {
     }
 }
 
-/// The names of [`CacheOptions::named`] beside those of [`Preset`].
-const SKETCHES: [&str; 2] = ["qjl", "qjl-orth"];
-
 /// Options of a cache. The default is [`Preset::Balanced`] for a model without RoPE, growing without end.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -212,13 +260,19 @@ pub struct CacheOptions {
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self::new(Coding::Planes(Preset::default().options()))
+        NamedCoding::default().into()
+    }
+}
+
+impl From<NamedCoding> for CacheOptions {
+    fn from(named: NamedCoding) -> Self {
+        Self::new(named.coding())
     }
 }
 
 impl From<Preset> for CacheOptions {
     fn from(preset: Preset) -> Self {
-        Self::new(Coding::Planes(preset.options()))
+        NamedCoding::from(preset).into()
     }
 }
 
@@ -237,35 +291,24 @@ impl CacheOptions {
         Self { coding, ropes: Vec::new(), projection: None, tables: None, capacity: None, pin_sinks: false }
     }
 
-    /// The original QJL: Gaussian, one bit a channel, nothing raw.
+    /// [`NamedCoding::Qjl`].
     #[must_use]
     pub fn qjl() -> Self {
-        Self::new(Coding::Sketch(SketchOptions::default()))
+        NamedCoding::Qjl.into()
     }
 
-    /// QJL's usable form: orthogonal, four bits a channel, keys less their mean before RoPE, 4 sinks and the last 64 tokens raw.
+    /// [`NamedCoding::QjlOrth`].
     #[must_use]
     pub fn qjl_orth() -> Self {
-        let options = SketchOptions::default().projection(ProjectionKind::Orthogonal).rate(4.0);
-        Self::new(Coding::Sketch(options.centring(Centring::PreRope).sinks(4).recent(64)))
+        NamedCoding::QjlOrth.into()
     }
 
-    /// The options of a preset by its name: those of [`Preset`], `qjl` or `qjl-orth`.
+    /// The options of a coding by its name.
     ///
     /// # Errors
-    /// [`Error::Range`] naming all presets.
+    /// [`Error::Range`] naming all codings.
     pub fn named(name: &str) -> Result<Self> {
-        let [qjl, orthogonal] = SKETCHES;
-        if name == qjl {
-            return Ok(Self::qjl());
-        }
-        if name == orthogonal {
-            return Ok(Self::qjl_orth());
-        }
-        name.parse::<Preset>().map(Self::from).map_err(|_| {
-            let names: Vec<&str> = Preset::ALL.into_iter().map(Preset::name).chain(SKETCHES).collect();
-            Error::range("preset", format!("one of {}", names.join(", ")), name)
-        })
+        name.parse::<NamedCoding>().map(Self::from)
     }
 
     /// Sets one RoPE for all layers.
@@ -326,14 +369,7 @@ impl CacheOptions {
     /// # Errors
     /// [`Error::Range`] or [`Error::Shape`] naming the option.
     pub(crate) fn check(&self, layers: usize) -> Result<()> {
-        match &self.coding {
-            Coding::Planes(options) => options.validate()?,
-            Coding::Sketch(SketchOptions { centring: Centring::BlockMean(block), .. }) => {
-                let want = "none or a mean before RoPE for sketches";
-                return Err(Error::range("centring", want, format_args!("means of {block} tokens")));
-            }
-            Coding::Sketch(_) => (),
-        }
+        self.coding.validate()?;
         self.coding.units()?;
         if self.ropes.len() > 1 && self.ropes.len() != layers {
             return Err(Error::shape("ropes", format_args!("none, one or {layers}"), self.ropes.len()));
@@ -341,13 +377,14 @@ impl CacheOptions {
         if let Some(tables) = self.tables.as_ref().filter(|tables| tables.len() != layers) {
             return Err(Error::shape("tables", format_args!("{layers}, one for each layer"), tables.len()));
         }
-        if self.learns() && self.coding.sinks() >= CALIBRATION_TOKENS {
+        let sinks = self.coding.sinks() as usize;
+        if self.learns() && sinks >= CALIBRATION_TOKENS {
             let want = format!("below the {CALIBRATION_TOKENS} tokens that tables are made from");
-            return Err(Error::range("sinks", want, self.coding.sinks()));
+            return Err(Error::range("sinks", want, sinks));
         }
         let Some(capacity) = self.capacity else { return Ok(()) };
         let least = if self.learns() { CALIBRATION_TOKENS } else { 1 };
-        let least = least.max(if self.pin_sinks { self.coding.sinks() + 1 } else { 1 });
+        let least = least.max(if self.pin_sinks { sinks + 1 } else { 1 });
         if capacity < least {
             return Err(Error::range(
                 "capacity",
@@ -364,14 +401,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn presets_have_names() {
-        for preset in Preset::ALL {
-            assert_eq!(CacheOptions::named(preset.name()).unwrap(), preset.into());
+    fn rates_of_whole_bits_give_those() {
+        for dim in 1..=512usize {
+            for bits in [1, 3, 7, 63, 100, dim, 2 * dim, 4 * dim] {
+                let options = SketchOptions::default().rate(bits as f64 / dim as f64);
+                assert_eq!(options.sketch_dim(dim).unwrap(), bits, "{dim}");
+            }
         }
-        assert_eq!(CacheOptions::named("qjl").unwrap(), CacheOptions::qjl());
-        assert_eq!("qjl-orth".parse::<CacheOptions>().unwrap(), CacheOptions::qjl_orth());
-        let error = CacheOptions::named("tiny").unwrap_err().to_string();
-        assert!(error.ends_with("compact, extreme, qjl, qjl-orth, had tiny"), "{error}");
+        assert_eq!(SketchOptions::default().rate(0.26).sketch_dim(100).unwrap(), 26);
+        assert_eq!(SketchOptions::default().rate(0.26).sketch_dim(102).unwrap(), 27);
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, 17.0] {
+            assert!(SketchOptions::default().rate(rate).sketch_dim(512).is_err(), "{rate}");
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub(crate) struct Rules {
 impl Rules {
     pub(crate) fn new(layers: &[LayerShape], options: &CacheOptions) -> Result<Self> {
         let [page, least] = options.coding.units()?;
-        let sinks = options.coding.sinks();
+        let sinks = options.coding.sinks() as usize;
         let block = BLOCK.next_multiple_of(page);
         let row_bytes =
             layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
@@ -51,7 +51,7 @@ impl Rules {
         let most = options.capacity.map_or(most, |capacity| most.min(capacity / 4));
         Ok(Self {
             sinks,
-            recent: options.coding.recent(),
+            recent: options.coding.recent() as usize,
             page,
             least,
             block,

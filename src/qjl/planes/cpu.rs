@@ -160,7 +160,8 @@ pub fn attend(
     Ok(out)
 }
 
-/// The keys that codes stand for, `[batch, heads, tokens, head_dim]`; zeros for a masked row.
+/// The keys that codes stand for, `[batch, heads, tokens, head_dim]`; zeros for a masked row. Of signs of a projection `S` it is
+/// `g/m nu S^T s`, whose product with a query is the query's estimated score.
 ///
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape), [`Error::Range`](crate::Error::Range) or
@@ -169,11 +170,16 @@ pub fn decode_keys(codec: &Codec, keys: &PlaneCodes, tables: &Tables) -> Result<
     let shape = keys.shape;
     codec.check_scores(shape, keys, tables)?;
     let centres = Centres::new(codec, shape, &keys.positions, &keys.means, tables);
-    let (mut x, mut mean) = (vec![0.0; shape.dim], vec![0.0; shape.dim]);
+    let (mut code, mut mean) = (vec![0.0; keys.layout.channels()], vec![0.0; shape.dim]);
+    let mut x = vec![0.0; shape.dim];
     let mut out = Vec::with_capacity(shape.elements());
     for (b, h, t) in shape.iter_rows() {
         mean.fill(0.0);
-        if decode_row(codec, keys, shape.row(b, h, t), &mut x) {
+        if decode_row(codec, keys, shape.row(b, h, t), &mut code) {
+            match codec.sketch() {
+                Some(sketch) => sketch.restore(&code, &mut x),
+                None => x.copy_from_slice(&code),
+            }
             centres.read(b, h, t, &mut mean);
             let tables = tables.head(b, h);
             for (i, x) in x.iter().enumerate() {
@@ -203,7 +209,7 @@ pub fn decode_values(codec: &Codec, values: &PlaneCodes) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// `R^T (nu L)` of every segment; false where the row is masked.
+/// `R^T (nu L)` of every segment, of signs of a projection `nu L`; false where the row is masked.
 fn decode_row(codec: &Codec, codes: &PlaneCodes, index: usize, row: &mut [f32]) -> bool {
     let mut nu = [0.0; 2];
     if read_codes(codes, index, row, &mut nu).is_none() {

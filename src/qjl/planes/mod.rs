@@ -81,6 +81,13 @@ impl Sketch {
         };
         gain / self.projection.sketch_dim() as f32
     }
+
+    /// The key that signs times `nu` stand for: `g/m S^T` of them.
+    fn restore(&self, signs: &[f32], key: &mut [f32]) {
+        self.projection.project_transposed(signs, key);
+        let factor = self.factor();
+        key.iter_mut().for_each(|x| *x *= factor);
+    }
 }
 
 impl Codec {
@@ -141,17 +148,38 @@ impl Codec {
         })
     }
 
+    /// The same with so many first and last tokens of a sequence raw.
+    pub(in crate::qjl) fn keeping(mut self, sinks: u32, recent: u32) -> Self {
+        self.options = self.options.sinks(sinks).recent(recent);
+        self
+    }
+
     /// How keys are sketched; `None` where they are rotated.
     pub(in crate::qjl) const fn sketch(&self) -> Option<&Sketch> {
         self.sketch.as_ref()
+    }
+
+    /// The projection that keys are sketched with; `None` where they are rotated.
+    pub(crate) fn projection(&self) -> Option<&Projection> {
+        self.sketch.as_ref().map(|sketch| &*sketch.projection)
     }
 
     pub(in crate::qjl) const fn sketch_mut(&mut self) -> Option<&mut Sketch> {
         self.sketch.as_mut()
     }
 
+    /// [`Tables::calibrate`] with the codec's options.
+    pub(crate) fn calibrate(&self, from: &Calibration<'_>) -> Result<Tables> {
+        Tables::measure(from, &self.options)
+    }
+
+    /// Whether what it codes needs tables to be read again: not the signs of keys that were not centred.
+    pub(crate) fn keeps_tables(&self) -> bool {
+        self.sketch.is_none() || self.options.centring == Centring::PreRope
+    }
+
     /// Bytes of rotations, or of the projection.
-    pub(in crate::qjl) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.rotations.bytes() + self.sketch.as_ref().map_or(0, |sketch| sketch.projection.bytes())
     }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::super::projection::{Draws, flip, orthogonal, walsh_hadamard};
+use super::super::draws::{Draws, orthogonal};
+use super::super::projection::{flip, walsh_hadamard};
 use super::config::{CodeLayout, PlanesOptions};
 use crate::attention::dot;
 use crate::digest::Fnv;

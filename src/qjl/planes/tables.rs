@@ -139,6 +139,11 @@ impl Tables {
     /// [`Error::HeadRatio`] when shapes do not fit.
     pub fn calibrate(from: &Calibration<'_>, options: &PlanesOptions) -> Result<Self> {
         options.validate()?;
+        Self::measure(from, options)
+    }
+
+    /// [`Tables::calibrate`] by options that a codec has checked.
+    pub(super) fn measure(from: &Calibration<'_>, options: &PlanesOptions) -> Result<Self> {
         let (keys, group) = (from.keys.shape(), from.group()?);
         let mut energies = Vec::new();
         if let Some(queries) = from.queries {

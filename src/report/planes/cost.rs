@@ -19,7 +19,7 @@ impl Cost {
     pub(super) fn of(codec: &Codec) -> Self {
         let per_channel = |bits: usize, channels: usize| bits as f64 / channels as f64;
         Self {
-            key: per_channel(codec.keys().bits(), codec.keys().channels()),
+            key: per_channel(codec.keys().bits(), codec.key_dim()),
             value: codec.value_bits(),
             shared: match codec.options().centring {
                 Centring::BlockMean(tokens) => Some((tokens as usize, 16.0)),

@@ -1,12 +1,15 @@
 //! What methods would take of a model's cache, from its sizes alone.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::cost::{Cost, Tokens};
 use super::rivals;
 use super::types::{MethodFigures, PlanesRequest};
 use crate::error::{Error, Result};
-use crate::qjl::planes::{Codec, Tables};
+use crate::qjl::cache::codec;
+use crate::qjl::planes::Tables;
 use crate::qjl::{Projection, ProjectionKind};
 use crate::tensor::Shape;
 
@@ -61,10 +64,11 @@ pub fn estimate(model: &ModelShape, request: &PlanesRequest) -> Result<Vec<Metho
     };
     let mut found = Vec::new();
     for asked in request.asked() {
-        let codec = Codec::new(asked.options, head_dim, head_dim, None)?;
+        let codec = codec(&asked.coding, [head_dim; 2], None, &BTreeMap::new(), None)?;
         let figures = count.figures(asked.name(), Cost::of(&codec), shape, shape);
         let tables = Tables::identity(kv_heads, head_dim).bytes() as u64;
-        found.push(whole(figures, tables, codec.rotations().bytes() as u64));
+        let tables = if codec.keeps_tables() { tables } else { 0 };
+        found.push(whole(figures, tables, codec.bytes() as u64));
     }
     for (index, (name, cost)) in rivals::costs(head_dim, shape, shape).into_iter().enumerate() {
         let projection = if index == 0 {
@@ -85,7 +89,7 @@ mod tests {
     #[test]
     fn a_model_by_hand() {
         let model = ModelShape { layers: 2, kv_heads: 3, head_dim: 64, tokens: 168 };
-        let request = PlanesRequest::default().presets(vec![Preset::Balanced]);
+        let request = PlanesRequest::default().presets(vec![Preset::Balanced.into()]);
         let found = estimate(&model, &request).unwrap();
         let names: Vec<&str> = found.iter().map(|f| f.name.as_str()).collect();
         assert_eq!(names, ["balanced", "qjl", "int8", "int4", "kivi4", "kivi2"]);

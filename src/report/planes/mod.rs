@@ -21,7 +21,8 @@ use crate::attention;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
 use crate::qjl::QuantizedValues;
-use crate::qjl::planes::{CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Tables};
+use crate::qjl::cache::{Coding, codec};
+use crate::qjl::planes::{CALIBRATION_TOKENS, Calibration, Centring, Codec, Tables};
 use crate::rope::{Positions, Rope};
 use crate::tensor::Tensor;
 use cost::{Cost, Tokens};
@@ -76,7 +77,7 @@ pub(super) struct PlanesTask<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Asked {
     pub(super) method: Method,
-    options: PlanesOptions,
+    coding: Coding,
 }
 
 impl Asked {
@@ -92,8 +93,9 @@ impl PlanesRequest {
     /// Presets, then the custom code.
     fn asked(&self) -> impl Iterator<Item = Asked> {
         let presets = self.presets.iter();
-        let presets = presets.map(|&p| Asked { method: Method::Preset(p), options: p.options() });
-        presets.chain(self.custom.map(|options| Asked { method: Method::Custom, options }))
+        let presets = presets.map(|&p| Asked { method: Method::Preset(p), coding: p.coding() });
+        let custom = self.custom.map(Coding::Planes);
+        presets.chain(custom.map(|coding| Asked { method: Method::Custom, coding }))
     }
 }
 
@@ -105,7 +107,7 @@ pub(super) struct Planes<'a> {
     starts: Vec<u32>,
     centring: Centring,
     layers: Vec<LayerMethods>,
-    /// Of each preset, bytes of its rotations by their channels.
+    /// Of each preset, bytes of its rotations or projections by their channels.
     rotations: Vec<BTreeMap<usize, u64>>,
 }
 
@@ -147,21 +149,22 @@ impl<'a> Planes<'a> {
     /// Codecs of a code for a layer: as asked for, and without a recent window.
     pub(super) fn codecs(&self, asked: &Asked, at: At<'_>) -> Result<[Codec; 2]> {
         let rope = Rope::from_capture(self.capture, at.index)?;
-        let mut options = asked.options.sinks(self.request.sinks);
-        if options.centring == Centring::PreRope {
-            options = options.centring(self.centring);
-        }
-        let (key_dim, value_dim) = (at.keys.shape().dim, at.layer.values.shape().dim);
-        let codec = |recent| Codec::new(options.recent(recent), key_dim, value_dim, rope.clone());
-        Ok([codec(self.request.recent)?, codec(0)?])
+        let known = self.centring == Centring::PreRope;
+        let coding = if known { asked.coding } else { asked.coding.without_rope(BLOCK) };
+        let dims = [at.keys.shape().dim, at.layer.values.shape().dim];
+        let keeping = |recent| {
+            let coding = coding.keeping(self.request.sinks, recent);
+            codec(&coding, dims, rope.clone(), &BTreeMap::new(), None)
+        };
+        Ok([keeping(self.request.recent)?, keeping(0)?])
     }
 
     /// Tables of a layer.
-    pub(super) fn tables(&self, at: At<'_>, options: &PlanesOptions) -> Result<Tables> {
+    pub(super) fn tables(&self, at: At<'_>, codec: &Codec) -> Result<Tables> {
         let source = self.request.calibration.as_deref().unwrap_or(self.capture);
         let keys = source.keys(at.index)?.view();
         // Padding is no key: as many tokens as the shortest sequence that has any to give.
-        let sinks = options.sinks as usize;
+        let sinks = codec.options().sinks as usize;
         let lengths = (0..source.batch()).map(|sequence| source.length(sequence));
         let Some(shortest) = lengths.filter(|&length| length > sinks).min() else {
             return Ok(Tables::identity(keys.shape().heads, keys.shape().dim));
@@ -172,7 +175,7 @@ impl<'a> Planes<'a> {
         let mut from = Calibration::new(&keys, Positions::Start(&starts))
             .tokens(sinks..shortest.min(CALIBRATION_TOKENS.max(sinks + 1)));
         (from.queries, from.rope) = (queries.as_ref(), rope.as_ref());
-        Tables::calibrate(&from, options)
+        codec.calibrate(&from)
     }
 
     /// Takes a layer's presets, each with codec, tables and, where there are queries, what an engine found.
@@ -190,8 +193,10 @@ impl<'a> Planes<'a> {
         let asked = self.request.asked();
         for ((asked, (codec, tables, sketch)), rotations) in asked.zip(found).zip(&mut self.rotations) {
             let mut figures = self.tokens.figures(asked.name(), Cost::of(&codec), keys, values);
-            figures.table_bytes = tables.bytes() as u64;
+            let needed = codec.keeps_tables();
+            figures.table_bytes = if needed { tables.bytes() as u64 } else { 0 };
             rotations.extend(codec.rotations().iter().map(|r| (r.channels(), r.bytes() as u64)));
+            rotations.extend(codec.projection().map(|p| (p.head_dim(), p.bytes() as u64)));
             if let (Some(judge), Some(sketch)) = (&judge, &sketch) {
                 let errors = |output: usize, recent| {
                     let output = sketch.outputs.get(output).map(Vec::as_slice);

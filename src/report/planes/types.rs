@@ -5,14 +5,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::capture::Capture;
+use crate::qjl::cache::NamedCoding;
 use crate::qjl::planes::{Centring, PlanesOptions, Preset};
 
 /// What is asked of sign planes.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlanesRequest {
-    /// The presets measured; all by default.
-    pub presets: Vec<Preset>,
+    /// The presets measured; those of sign planes and `qjl-orth` by default. Their sinks and recent tokens are not read.
+    pub presets: Vec<NamedCoding>,
     /// A code of one's own, measured after the presets under the name `custom`; its `sinks` and `recent` are not read.
     /// [`Centring::PreRope`] becomes means of blocks where the capture does not say what the model's RoPE is.
     pub custom: Option<PlanesOptions>,
@@ -28,7 +29,8 @@ pub struct PlanesRequest {
 impl Default for PlanesRequest {
     fn default() -> Self {
         let options = Preset::default().options();
-        let presets = Preset::ALL.to_vec();
+        // The original is measured among what presets are compared with.
+        let presets = NamedCoding::ALL.into_iter().filter(|&named| named != NamedCoding::Qjl).collect();
         Self { presets, custom: None, sinks: options.sinks, recent: options.recent, calibration: None }
     }
 }
@@ -36,7 +38,7 @@ impl Default for PlanesRequest {
 impl PlanesRequest {
     /// Sets [`presets`](Self::presets).
     #[must_use]
-    pub fn presets(mut self, presets: Vec<Preset>) -> Self {
+    pub fn presets(mut self, presets: Vec<NamedCoding>) -> Self {
         self.presets = presets;
         self
     }

@@ -71,7 +71,7 @@ async fn webgpu_finds_what_the_cpu_finds() {
 #[wasm_bindgen_test]
 async fn a_fold_is_a_store_of_the_library() {
     let session = loaded("cpu").await;
-    for method in ["planes", "minicache"] {
+    for method in ["planes", "qjl", "minicache"] {
         let fold = call(&session, "fold", &[object(&format!(r#"{{"method":"{method}"}}"#))]).await.unwrap();
         let bytes = get(&fold, "bytes").unchecked_into::<Uint8Array>().to_vec();
         let restored = Store::from_bytes(&bytes).unwrap().unfold().unwrap();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory};
 use kvfold::minicache::MergeOptions;
-use kvfold::qjl::planes::Preset;
+use kvfold::qjl::cache::NamedCoding;
 use kvfold::report::ReportOptions;
 use kvfold::store::FoldOptions;
 
@@ -16,9 +16,9 @@ pub(crate) struct FoldArguments {
     file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Sign planes: near-lossless, balanced, compact or extreme; balanced where nothing else is said
+    /// Sign planes, near-lossless, balanced, compact or extreme, or sketches, qjl-orth or qjl; balanced where nothing else is said
     #[arg(long, value_name = "NAME", conflicts_with = "minicache")]
-    preset: Option<Preset>,
+    preset: Option<NamedCoding>,
     /// Pairs of neighbouring layers, as the options under MiniCache say
     #[arg(long)]
     minicache: bool,
@@ -56,7 +56,7 @@ impl FoldArguments {
     /// The options asked for. Numbers out of range are misuse: the program ends here, with exit code 2.
     pub(crate) fn options(&self) -> FoldOptions {
         if !self.minicache {
-            return FoldOptions::Planes(self.preset.unwrap_or_default().options());
+            return self.preset.unwrap_or_default().into();
         }
         let (merge, start_frac): (MergeOptions, f64) = self.merge.options();
         let checked = ReportOptions::default().merge(merge.clone()).start_frac(start_frac);

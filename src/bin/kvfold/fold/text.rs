@@ -23,14 +23,17 @@ pub(super) fn folded(output: &Output, asked: &FoldOptions, took: &FoldOptions, p
             figure(report.value_relative_error)
         ),
     );
-    if let (FoldOptions::Planes(asked), FoldOptions::Planes(took)) = (asked, took)
-        && asked.centring != took.centring
-        && let Centring::BlockMean(block) = took.centring
+    if let (FoldOptions::Coded(asked), FoldOptions::Coded(took)) = (asked, took)
+        && asked.centring() != took.centring()
     {
+        let centred = match took.centring() {
+            Centring::BlockMean(block) => format!("centred on the means of blocks of {block} tokens"),
+            _ => "not centred".to_owned(),
+        };
         line(
             &mut text,
             format_args!(
-                "{NOTICE}note:{NOTICE:#} the capture does not describe its RoPE: keys are centred on the means of blocks of {block} tokens"
+                "{NOTICE}note:{NOTICE:#} the capture does not describe its RoPE: keys are {centred}"
             ),
         );
     }
