@@ -245,7 +245,7 @@ async function folds(browser) {
   const page = await sample(browser);
   await page.click("#tab-memory");
   for (const [store, method] of [["planes", "planes"], ["qjl", "sketch"], ["minicache", "minicache"]]) {
-    await page.locator(`label:has(input[value="${store}"])`).click();
+    await page.locator(`#view-memory label:has(input[value="${store}"])`).click();
     const [download] = await Promise.all([page.waitForEvent("download"), page.click("#fold")]);
     assert.equal(download.suggestedFilename(), "sample.folded.safetensors");
     const [file, restored] = [join(browser.scratch, `${store}.safetensors`), join(browser.scratch, `${store}-back.safetensors`)];
