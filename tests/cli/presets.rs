@@ -130,9 +130,6 @@ fn what_does_not_fit_is_named() {
         1,
         &["no such file"],
     );
-    // A window or tables mean nothing where no preset is asked for.
-    fails(&["report", "--recent", "4"], 2, &["--preset"]);
-    fails(&["report", "--calibrate", SAMPLE], 2, &["--preset"]);
 }
 
 #[test]
@@ -154,6 +151,13 @@ fn a_model_whose_rope_is_not_known_is_told_so() {
 }
 
 #[test]
-fn a_report_not_asked_for_presets_has_none() {
-    assert_eq!(sample_report()["planes"], Value::Null);
+fn a_report_has_a_preset_unless_there_is_to_be_none() {
+    let planes = &sample_report()["planes"];
+    assert_eq!(planes["presets"][0], *method(all(), "balanced"));
+    assert_eq!(planes["presets"].as_array().unwrap().len(), 1);
+    assert_eq!(report(&["--preset", "none"])["planes"], Value::Null);
+    for unread in [["--recent", "4"], ["--calibrate", SAMPLE]] {
+        let arguments = ["report", "--preset", "none", unread[0], unread[1]];
+        fails(&arguments, 2, &[unread[0], "--preset other than none"]);
+    }
 }

@@ -1,12 +1,13 @@
 //! What can be asked for.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use kvfold::minicache::{MergeOptions, Mode, Retention};
 use kvfold::qjl::cache::NamedCoding;
-use kvfold::qjl::planes::Preset;
 use kvfold::qjl::{KeyScale, ProjectionKind};
 use kvfold::report::{PlanesRequest, ReportOptions};
 
@@ -137,19 +138,19 @@ struct QjlArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sign planes")]
 struct PlanesArguments {
-    /// Measure a preset too (near-lossless, balanced, compact, extreme, qjl-orth, qjl, or all), beside QJL by the options
-    /// above, int8, int4 and KIVI
-    #[arg(long, value_name = "NAME")]
-    preset: Option<Presets>,
-    /// Last tokens that stay raw; --sinks says how many first ones do
-    #[arg(long, value_name = "N", default_value_t = Preset::Balanced.options().recent, requires = "preset")]
-    recent: u32,
+    /// The preset measured beside QJL by the options above, int8, int4 and KIVI: near-lossless, balanced, compact, extreme,
+    /// qjl-orth, qjl, all, or none, which is quicker
+    #[arg(long, value_name = "NAME", default_value = "balanced")]
+    preset: Presets,
+    /// Last tokens that stay raw, 64 where not given; --sinks says how many first ones do
+    #[arg(long, value_name = "N")]
+    recent: Option<u32>,
     /// Another capture of the same model, from which tables are made instead of from this one's first tokens
-    #[arg(long, value_name = "FILE", requires = "preset")]
+    #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
 }
 
-/// One preset, or all.
+/// One preset, all or none.
 #[derive(Clone, Debug)]
 struct Presets(Vec<NamedCoding>);
 
@@ -157,7 +158,11 @@ impl FromStr for Presets {
     type Err = kvfold::Error;
 
     fn from_str(name: &str) -> kvfold::Result<Self> {
-        Ok(Self(if name == "all" { PlanesRequest::default().presets } else { vec![name.parse()?] }))
+        Ok(Self(match name {
+            "all" => PlanesRequest::default().presets,
+            "none" => Vec::new(),
+            name => vec![name.parse()?],
+        }))
     }
 }
 
@@ -196,6 +201,11 @@ fn retention(text: &str) -> Result<Retention, String> {
         "fraction" => Ok(Retention::Fraction(number)),
         _ => Err(wanted()),
     }
+}
+
+/// Ends the program as clap does for misuse.
+pub(crate) fn refuse(kind: ErrorKind, message: impl Display) -> ! {
+    Arguments::command().error(kind, message).exit()
 }
 
 impl MiniCacheArguments {
@@ -242,13 +252,20 @@ impl ReportArguments {
             .key_scale(key_scale)
             .seed(q.seed);
         options.sketch_dim = q.sketch_dim;
-        options.planes = self.planes.preset.as_ref().map(|Presets(presets)| {
-            let mut planes = PlanesRequest::default().sinks(options.merge.sinks).recent(self.planes.recent);
-            planes.presets.clone_from(presets);
-            planes
-        });
+        let Presets(presets) = &self.planes.preset;
+        if presets.is_empty() {
+            let unread =
+                [("--recent", self.planes.recent.is_some()), ("--calibrate", self.calibrate().is_some())];
+            if let Some((name, _)) = unread.iter().find(|(_, given)| *given) {
+                refuse(ErrorKind::ArgumentConflict, format!("{name} wants a --preset other than none"));
+            }
+        } else {
+            let planes = PlanesRequest::default().sinks(options.merge.sinks).presets(presets.clone());
+            let recent = self.planes.recent.unwrap_or(planes.recent);
+            options.planes = Some(planes.recent(recent));
+        }
         if let Err(error) = options.validate() {
-            Arguments::command().error(clap::error::ErrorKind::ValueValidation, error).exit();
+            refuse(ErrorKind::ValueValidation, error);
         }
         options
     }
@@ -271,11 +288,14 @@ mod tests {
         for refused in ["", "cosine", "cosine:", "cosine:x", "sines:0.1"] {
             assert!(retention(refused).is_err(), "{refused}");
         }
-        let parsed = Arguments::try_parse_from(["kvfold", "report"]).unwrap();
-        let Command::Report(report) = parsed.command else { panic!("{parsed:?}") };
-        assert_eq!(report.options(), ReportOptions::default());
-        let parsed = Arguments::try_parse_from(["kvfold", "report", "--preset", "all"]).unwrap();
-        let Command::Report(report) = parsed.command else { panic!("{parsed:?}") };
-        assert_eq!(report.options(), ReportOptions::default().planes(PlanesRequest::default()));
+        let options = |more: &[&str]| {
+            let parsed = Arguments::try_parse_from(["kvfold", "report"].iter().chain(more)).unwrap();
+            let Command::Report(report) = parsed.command else { panic!("{parsed:?}") };
+            report.options()
+        };
+        let (all, balanced) = (PlanesRequest::default(), vec![NamedCoding::default()]);
+        assert_eq!(options(&["--preset", "none"]), ReportOptions::default());
+        assert_eq!(options(&["--preset", "all"]), ReportOptions::default().planes(all.clone()));
+        assert_eq!(options(&[]), ReportOptions::default().planes(all.presets(balanced)));
     }
 }

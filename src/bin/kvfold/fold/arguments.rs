@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory};
+use clap::Args;
+use clap::error::ErrorKind;
 use kvfold::minicache::MergeOptions;
 use kvfold::qjl::cache::NamedCoding;
 use kvfold::report::ReportOptions;
 use kvfold::store::FoldOptions;
 
-use crate::arguments::{Arguments, MiniCacheArguments};
+use crate::arguments::{MiniCacheArguments, refuse};
 
 #[derive(Debug, Args)]
 pub(crate) struct FoldArguments {
@@ -61,7 +62,7 @@ impl FoldArguments {
         let (merge, start_frac): (MergeOptions, f64) = self.merge.options();
         let checked = ReportOptions::default().merge(merge.clone()).start_frac(start_frac);
         if let Err(error) = checked.validate() {
-            Arguments::command().error(clap::error::ErrorKind::ValueValidation, error).exit();
+            refuse(ErrorKind::ValueValidation, error);
         }
         FoldOptions::MiniCache { merge, start_frac }
     }
