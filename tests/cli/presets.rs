@@ -112,7 +112,7 @@ fn the_original_as_a_preset_is_the_original_as_a_rival() {
         assert!((a - b).abs() <= 1e-5 * a, "{figure}: {a} {b}");
     }
     let text = kvfold(&["report", "--backend", "cpu", "--preset", "qjl"]).out;
-    let (_, table) = text.split_once("Sign planes").unwrap();
+    let (_, table) = text.split_once("Presets").unwrap();
     assert_eq!(table.lines().filter(|line| line.trim_start().starts_with("qjl ")).count(), 1, "{text}");
 }
 
@@ -148,6 +148,8 @@ fn a_model_whose_rope_is_not_known_is_told_so() {
     assert!(!text.contains("most stay raw"), "{text}");
     let text = kvfold(&["report", "--backend", "cpu", "--preset", "compact"]).out;
     assert!(text.contains("60 of 128 tokens are coded: most stay raw"), "{text}");
+    let (_, layers) = text.split_once("layer by layer\n layer  compact: error      KL  top-1\n").unwrap();
+    assert_eq!(layers.lines().take_while(|line| line.starts_with(' ')).count(), 30, "{text}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Sign planes and their rivals as people read them.
+//! Presets and their rivals as people read them.
 
 use kvfold::qjl::planes::Centring;
 use kvfold::report::{AttentionErrors, MethodFigures, PlanesFigures, TableSource};
@@ -54,11 +54,32 @@ pub(super) fn methods(figures: &PlanesFigures) -> String {
     text
 }
 
+/// Every layer under the presets, without a window; nothing where there are no queries.
+pub(super) fn layers(figures: &PlanesFigures) -> Option<String> {
+    let measured = |method: &MethodFigures| method.errors_without_recent.weights_kl.is_some();
+    if !figures.presets.iter().any(measured) {
+        return None;
+    }
+    let mut header = vec!["layer".to_owned()];
+    for preset in &figures.presets {
+        header.extend([format!("{}: error", preset.name), "KL".to_owned(), "top-1".to_owned()]);
+    }
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let mut table = table(&header, 1);
+    for layer in &figures.layers {
+        let mut row = vec![layer.layer.to_string()];
+        layer.presets.iter().for_each(|method| row.extend(errors(&method.errors_without_recent)));
+        table.add_row(row);
+    }
+    Some(format!(" without a window, layer by layer\n{}", lines(&table)))
+}
+
+fn errors(errors: &AttentionErrors) -> [String; 3] {
+    let kl = errors.weights_kl.map_or_else(|| "-".to_owned(), |kl| format!("{kl:.4}"));
+    [figure(errors.output_relative_error), kl, figure(errors.top1_agreement)]
+}
+
 fn row(method: &MethodFigures) -> Vec<String> {
-    let kl = |kl: Option<f64>| kl.map_or_else(|| "-".to_owned(), |kl| format!("{kl:.4}"));
-    let errors = |errors: &AttentionErrors| {
-        [figure(errors.output_relative_error), kl(errors.weights_kl), figure(errors.top1_agreement)]
-    };
     let mut row = vec![
         method.name.clone(),
         figure(method.key_bits_per_channel),

@@ -22,7 +22,12 @@ pub(crate) fn report(report: &Report, source: &str, took: Duration) -> String {
     }
     section("QJL", &sketching(report), &layers(&report.layers));
     if let Some(figures) = &report.planes {
-        section("Sign planes", &planes::keeping(figures), &planes::methods(figures));
+        let tables = [Some(planes::methods(figures)), planes::layers(figures)];
+        section(
+            "Presets",
+            &planes::keeping(figures),
+            &tables.map(Option::unwrap_or_default).join("\n").trim_end(),
+        );
     }
     section("Totals", &format!("in {:.1} s", took.as_secs_f64()), &totals(report));
     if let Some(verdict) = &report.verdict {
