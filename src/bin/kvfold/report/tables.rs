@@ -26,7 +26,7 @@ pub(crate) fn report(report: &Report, source: &str, took: Duration) -> String {
         section(
             "Presets",
             &planes::keeping(figures),
-            &tables.map(Option::unwrap_or_default).join("\n").trim_end(),
+            tables.map(Option::unwrap_or_default).join("\n").trim_end(),
         );
     }
     section("Totals", &format!("in {:.1} s", took.as_secs_f64()), &totals(report));
