@@ -42,6 +42,7 @@ pub mod fold;
 pub mod gpu;
 pub mod metrics;
 pub mod minicache;
+mod parallel;
 pub mod qjl;
 pub mod report;
 pub mod rope;

@@ -2,6 +2,7 @@
 //!
 //! Every tensor is `[batch, heads, tokens, dim]`; a *row* is the `dim` numbers of one batch entry, head and token.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
@@ -348,11 +349,23 @@ impl Tensor {
     }
 }
 
+/// Numbers converted at once: a slice takes the processor's own instruction, a single f16 a look at whether it is there.
+const SLICE: usize = 64;
+
 /// Reads little-endian `bytes` of `dtype` into `numbers`, as many as both hold.
 pub(crate) fn decode(bytes: &[u8], dtype: DType, numbers: &mut [f32]) {
     let pairs = bytes.as_chunks::<2>().0;
     match dtype {
-        DType::F16 => numbers.iter_mut().zip(pairs).for_each(|(n, &b)| *n = f16::from_le_bytes(b).to_f32()),
+        DType::F16 => {
+            let mut halves = [f16::ZERO; SLICE];
+            for (numbers, pairs) in numbers.chunks_mut(SLICE).zip(pairs.chunks(SLICE)) {
+                let count = numbers.len().min(pairs.len());
+                let (numbers, _) = numbers.split_at_mut(count);
+                let (halves, _) = halves.split_at_mut(count);
+                halves.iter_mut().zip(pairs).for_each(|(half, &b)| *half = f16::from_le_bytes(b));
+                halves.convert_to_f32_slice(numbers);
+            }
+        }
         DType::Bf16 => numbers.iter_mut().zip(pairs).for_each(|(n, &b)| *n = bf16::from_le_bytes(b).to_f32()),
         DType::F32 => {
             numbers.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(n, &b)| *n = f32::from_le_bytes(b));
@@ -363,7 +376,14 @@ pub(crate) fn decode(bytes: &[u8], dtype: DType, numbers: &mut [f32]) {
 /// Appends `numbers`, rounded to nearest even, as little-endian `dtype`.
 pub(crate) fn encode(numbers: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
     match dtype {
-        DType::F16 => numbers.iter().for_each(|&n| bytes.extend_from_slice(&f16::from_f32(n).to_le_bytes())),
+        DType::F16 => {
+            let mut halves = [f16::ZERO; SLICE];
+            for numbers in numbers.chunks(SLICE) {
+                let (halves, _) = halves.split_at_mut(numbers.len());
+                halves.convert_from_f32_slice(numbers);
+                bytes.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+            }
+        }
         DType::Bf16 => {
             numbers.iter().for_each(|&n| bytes.extend_from_slice(&bf16::from_f32(n).to_le_bytes()))
         }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::{AttendOptions, Geometry};
 use crate::error::Result;
+use crate::parallel;
 use crate::tensor::TensorView;
 
 /// Tokens that share one maximum and one rescaling of the online softmax, as a GPU workgroup takes them.
@@ -15,7 +16,7 @@ const TILE: usize = 64;
 pub(super) const LOWEST: f32 = -3.402_823e38;
 
 /// Rows of a store as f32 numbers times one weight: what scoring and attending need of queries, keys and values.
-pub(crate) trait Rows {
+pub(crate) trait Rows: Sync {
     /// Numbers in a row.
     fn width(&self) -> usize;
 
@@ -104,9 +105,9 @@ pub(crate) fn score_rows(g: Geometry, queries: &impl Rows, keys: &impl Rows) -> 
     if scores.is_empty() {
         return Ok(scores);
     }
-    let mut tile = Tile::new(keys.width());
     let per_head = scores.chunks_exact_mut(g.group * g.queries * g.tokens);
-    for ((batch, head), scores) in g.kv_heads().zip(per_head) {
+    parallel::for_each(g.kv_heads().zip(per_head), |((batch, head), scores)| {
+        let mut tile = Tile::new(keys.width());
         let (rows, _) = group_queries(g, queries, batch, head);
         for start in (0..g.tokens).step_by(TILE) {
             let tokens = start..g.tokens.min(start + TILE);
@@ -117,7 +118,7 @@ pub(crate) fn score_rows(g: Geometry, queries: &impl Rows, keys: &impl Rows) -> 
                 }
             }
         }
-    }
+    });
     Ok(scores)
 }
 
@@ -192,8 +193,9 @@ pub(crate) fn attend_rows(
         return Ok(out);
     }
     let scale = options.scale_for(g.key_dim);
-    let mut tile = KvTile { start: 0, keys: Tile::new(keys.width()), values: Tile::new(value_dim) };
-    for ((batch, head), out) in g.kv_heads().zip(out.chunks_exact_mut(g.group * g.queries * value_dim)) {
+    let per_head = out.chunks_exact_mut(g.group * g.queries * value_dim);
+    parallel::for_each(g.kv_heads().zip(per_head), |((batch, head), out)| {
+        let mut tile = KvTile { start: 0, keys: Tile::new(keys.width()), values: Tile::new(value_dim) };
         let (rows, finite) = group_queries(g, queries, batch, head);
         let length = lengths[batch];
         let mut states: Vec<Online> = (0..g.group * g.queries)
@@ -223,7 +225,7 @@ pub(crate) fn attend_rows(
             }
             out.iter_mut().for_each(|x| *x /= state.sum);
         }
-    }
+    });
     Ok(out)
 }
 

@@ -236,7 +236,7 @@ mod tests {
             assert!(error.contains(told), "{text}: {error}");
         }
         let error = Policy::named("tiny", 2).unwrap_err().to_string();
-        assert!(error.ends_with("qjl, qjl-orth, raw or minicache, had tiny"), "{error}");
+        assert!(error.ends_with("qjl-orth, qjl, raw or minicache, had tiny"), "{error}");
     }
 
     #[test]

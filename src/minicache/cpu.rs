@@ -63,11 +63,19 @@ impl Row {
     }
 }
 
-/// Sums a row's terms as the kernel does: channel pair `p` belongs to lane `p % 16`, lanes are added as a butterfly.
-fn lane_sum(terms: impl Iterator<Item = [f32; 2]>) -> f32 {
+/// Sums `f` over the channels of two rows as the kernel does: channel pair `p` belongs to lane `p % 16`, lanes are added as a
+/// butterfly.
+fn lane_sum(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    for (pair, [even, odd]) in terms.enumerate() {
-        lanes[pair % LANES] += even + odd;
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<{ 2 * LANES }>(), b.as_chunks::<{ 2 * LANES }>());
+    for (x, y) in a.iter().zip(b) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += f(x[2 * lane], y[2 * lane]) + f(x[2 * lane + 1], y[2 * lane + 1]);
+        }
+    }
+    let rest = a_rest.chunks(2).zip(b_rest.chunks(2));
+    for (sum, (x, y)) in lanes.iter_mut().zip(rest) {
+        *sum += x.iter().zip(y).map(|(&x, &y)| f(x, y)).fold(0.0, |sum, term| sum + term);
     }
     let mut width = LANES;
     while width > 1 {
@@ -77,16 +85,6 @@ fn lane_sum(terms: impl Iterator<Item = [f32; 2]>) -> f32 {
         }
     }
     lanes[0]
-}
-
-/// Applies `f` to the channels of two rows, two by two.
-fn pairs<'a>(
-    a: &'a [f32],
-    b: &'a [f32],
-    f: impl Fn(f32, f32) -> f32 + 'a,
-) -> impl Iterator<Item = [f32; 2]> + 'a {
-    let value = move |i: usize| if i < a.len() { f(a[i], b[i]) } else { 0.0 };
-    (0..a.len().div_ceil(2)).map(move |p| [value(2 * p), value(2 * p + 1)])
 }
 
 /// Measures one pair of rows.
@@ -102,16 +100,15 @@ fn measure(lower: &[f32], upper: &[f32], mode: Mode, t: f32, dtype: DType) -> Ro
     // Scaling by the peak before squaring keeps the squares inside f32.
     let inverse = |x: f32| if x > 0.0 { 1.0 / x } else { 0.0 };
     let (scale_lower, scale_upper) = (inverse(peak_lower), inverse(peak_upper));
-    let length = |row: &[f32], scale: f32| lane_sum(pairs(row, row, |x, _| (x * scale) * (x * scale))).sqrt();
+    let length = |row: &[f32], scale: f32| lane_sum(row, row, |x, _| (x * scale) * (x * scale)).sqrt();
     let (length_lower, length_upper) = (length(lower, scale_lower), length(upper, scale_upper));
     let unit_lower = scale_lower * inverse(length_lower);
     let unit_upper = scale_upper * inverse(length_upper);
 
-    let direction =
-        |f: fn(f32, f32) -> f32| lane_sum(pairs(lower, upper, move |x, y| f(x * unit_lower, y * unit_upper)));
-    let cosine = direction(|x, y| x * y).clamp(-1.0, 1.0);
-    let sum = direction(|x, y| (x + y) * (x + y)).sqrt();
-    let difference = direction(|x, y| (x - y) * (x - y)).sqrt();
+    let square = |x: f32| x * x;
+    let cosine = lane_sum(lower, upper, |x, y| (x * unit_lower) * (y * unit_upper)).clamp(-1.0, 1.0);
+    let sum = lane_sum(lower, upper, |x, y| square(x * unit_lower + y * unit_upper)).sqrt();
+    let difference = lane_sum(lower, upper, |x, y| square(x * unit_lower - y * unit_upper)).sqrt();
 
     let magnitudes = [peak_lower * length_lower, peak_upper * length_upper];
     let weights = slerp::weights(peak_lower == 0.0, peak_upper == 0.0, sum, difference, t);
@@ -377,9 +374,11 @@ fn slot_bytes(layout: &Layout, retained: bool, rows: &[&[u8]], scales: &[[f32; 2
 
 /// Packs little-endian bytes into words from `start` on; a last half word is padded with zero.
 fn write_words(words: &mut [u32], start: usize, bytes: &[u8]) {
-    for (word, chunk) in words[start..].iter_mut().zip(bytes.chunks(4)) {
-        let mut whole = [0; 4];
-        whole[..chunk.len()].copy_from_slice(chunk);
-        *word = u32::from_le_bytes(whole);
+    let (whole, rest) = bytes.as_chunks::<4>();
+    let mut words = words[start..].iter_mut();
+    // In this order: the iterator that is second gives up nothing when the first has ended.
+    whole.iter().zip(words.by_ref()).for_each(|(&bytes, word)| *word = u32::from_le_bytes(bytes));
+    if let (Some(word), false) = (words.next(), rest.is_empty()) {
+        *word = rest.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
     }
 }

@@ -4,8 +4,8 @@ use super::super::config::{Cause, MergeOptions, Mode};
 use super::super::folded::{Folded, Layout, PAGE, check_arc};
 use super::super::slerp::OPPOSITE;
 use super::{
-    F16_MAX, F16_MIN_NORMAL, MEASURABLE, RATIO_HEADROOM, Row, empty, lane_sum, pairs, ratio, retain,
-    similarity, store_row, threshold,
+    F16_MAX, F16_MIN_NORMAL, MEASURABLE, RATIO_HEADROOM, Row, empty, lane_sum, ratio, retain, similarity,
+    store_row, threshold,
 };
 use crate::error::{Error, Result};
 use crate::tensor::TensorView;
@@ -65,20 +65,20 @@ fn measure(rows: &[Vec<f32>], layout: &Layout) -> GroupRow {
     let (mut units, mut norms) = (Vec::new(), Vec::new());
     for (row, &peak) in rows.iter().zip(&peaks) {
         let scale = inverse(peak);
-        let length = lane_sum(pairs(row, row, |x, _| (x * scale) * (x * scale))).sqrt();
+        let length = lane_sum(row, row, |x, _| (x * scale) * (x * scale)).sqrt();
         units.push(scale * inverse(length));
         norms.push(peak * length);
     }
     let mut cosine = 1.0f32;
     for (b, a) in (0..rows.len()).flat_map(|b| (0..b).map(move |a| (b, a))) {
         let product = |x: f32, y: f32| (x * units[a]) * (y * units[b]);
-        cosine = cosine.min(lane_sum(pairs(&rows[a], &rows[b], product)));
+        cosine = cosine.min(lane_sum(&rows[a], &rows[b], product));
     }
     let mut sum = vec![0.0f32; layout.shape.dim];
     for (row, unit) in rows.iter().zip(&units) {
         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * unit);
     }
-    let chord = lane_sum(pairs(&sum, &sum, |x, _| x * x)).sqrt();
+    let chord = lane_sum(&sum, &sum, |x, _| x * x).sqrt();
     let mut row = Row {
         cosine: cosine.clamp(-1.0, 1.0),
         lower: norms[0],
