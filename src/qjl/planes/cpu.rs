@@ -276,7 +276,7 @@ fn encode_segment(rotation: &Rotation, planes: u8, row: &mut [f32], codes: &mut 
     let rms = (squares / row.len() as f32).sqrt().max(MIN_RMS);
     let half = f32::from(1u8 << (planes - 1));
     let top = top_code(planes);
-    let code = |y: f32, inverse: f32| ((y * inverse).floor() + half).clamp(0.0, top);
+    let code = |y: f32, inverse: f32| (floor((y * inverse).clamp(-half, half)) + half).clamp(0.0, top);
     let (mut best, mut chosen, mut length) = (-1.0, 0.0, 1.0);
     for factor in STEP_FACTORS {
         let inverse = 1.0 / (factor * STEPS[usize::from(planes) - 1] * rms);
@@ -293,6 +293,12 @@ fn encode_segment(rotation: &Rotation, planes: u8, row: &mut [f32], codes: &mut 
     }
     codes.iter_mut().zip(row.iter()).for_each(|(c, &y)| *c = code(y, chosen) as u8);
     squares.sqrt() / length.sqrt()
+}
+
+/// `floor` of a number that an `i32` can hold, which vectorises where the processor has no instruction for it.
+fn floor(x: f32) -> f32 {
+    let whole = x as i32 as f32;
+    if whole > x { whole - 1.0 } else { whole }
 }
 
 /// The largest code of so many bits, `2^b - 1`.
