@@ -10,10 +10,13 @@
 )]
 
 mod rules;
+mod table;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
+use std::thread;
 
 use kvfold::gpu::{Target, Variant};
 use naga::Module;
@@ -45,34 +48,66 @@ fn none(breaches: &[String]) {
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
 }
 
+/// What a variant's module says.
+struct Read {
+    variant: Variant,
+    breaches: Vec<String>,
+    bindings: Vec<rules::Binding>,
+    needs: table::Needs,
+}
+
+impl Read {
+    fn of(variant: Variant) -> Self {
+        let module = match validated(&variant) {
+            Err(error) => {
+                let (bindings, needs) = (Vec::new(), table::Needs::default());
+                return Self { variant, breaches: vec![error], bindings, needs };
+            }
+            Ok(module) => module,
+        };
+        let mut breaches = rules::breaches(&module);
+        if variant.is_default() {
+            breaches.extend(rules::default_breaches(&module));
+        }
+        let (bindings, needs) = (rules::bindings(&module), table::Needs::of(&variant, &module));
+        Self { variant, breaches, bindings, needs }
+    }
+}
+
+/// Every variant, read once for all tests, on all cores.
+static READ: LazyLock<Vec<Read>> = LazyLock::new(|| {
+    let variants = Variant::every();
+    let share = variants.len().div_ceil(thread::available_parallelism().map_or(1, usize::from));
+    thread::scope(|scope| {
+        let read = |share: &[Variant]| share.iter().cloned().map(Read::of).collect::<Vec<_>>();
+        let threads: Vec<_> = variants.chunks(share).map(|share| scope.spawn(move || read(share))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a module that can be read")).collect()
+    })
+});
+
 #[test]
 fn every_variant_is_valid_and_keeps_the_rules() {
-    let mut found = Vec::new();
-    for variant in Variant::every() {
-        let label = variant.label();
-        let broken = match validated(&variant) {
-            Err(error) => vec![error],
-            Ok(module) if variant.is_default() => {
-                [rules::breaches(&module), rules::default_breaches(&module)].concat()
-            }
-            Ok(module) => rules::breaches(&module),
-        };
-        found.extend(broken.iter().map(|breach| format!("{label}: {breach}")));
-    }
-    none(&found);
+    let told = |read: &Read| {
+        let label = read.variant.label();
+        read.breaches.iter().map(|breach| format!("{label}: {breach}")).collect::<Vec<_>>()
+    };
+    none(&READ.iter().flat_map(told).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_table_of_kernels_is_true() {
+    table::hold(&table::of(READ.iter().map(|read| (read.variant.file(), &read.needs))));
 }
 
 #[test]
 fn bindings_do_not_depend_on_the_variant() {
     let mut kernels: BTreeMap<(&str, &str), Vec<rules::Binding>> = BTreeMap::new();
     let mut found = Vec::new();
-    for variant in Variant::every() {
-        let Ok(module) = validated(&variant) else { continue };
-        let new = rules::bindings(&module);
+    for Read { variant, bindings, .. } in READ.iter() {
         let seen = kernels.entry(variant.file()).or_default();
-        let conflicts = rules::conflicts(seen, &new);
+        let conflicts = rules::conflicts(seen, bindings);
         found.extend(conflicts.iter().map(|conflict| format!("{}: {conflict}", variant.label())));
-        seen.extend(new);
+        seen.extend(bindings.iter().cloned());
     }
     none(&found);
 }

@@ -35,7 +35,7 @@ const LOOSE: [MathFunction; 14] = [
 /// Every rule that holds for all variants; one line for each breach.
 pub(crate) fn breaches(module: &Module) -> Vec<String> {
     let mut found = Vec::new();
-    let storage = module.global_variables.iter().filter(|(_, v)| is_storage(v.space)).count();
+    let storage = storage_buffers(module);
     if storage > STORAGE_BUFFERS {
         found.push(format!("{storage} storage buffers, at most {STORAGE_BUFFERS}"));
     }
@@ -73,11 +73,9 @@ pub(crate) fn default_breaches(module: &Module) -> Vec<String> {
     if bytes > WORKGROUP_BYTES {
         found.push(format!("{bytes} bytes of workgroup memory, at most {WORKGROUP_BYTES}"));
     }
-    for entry in &module.entry_points {
-        let invocations: u32 = entry.workgroup_size.iter().product();
-        if invocations > INVOCATIONS {
-            found.push(format!("{invocations} invocations, at most {INVOCATIONS}"));
-        }
+    let invocations = invocations(module);
+    if invocations > INVOCATIONS {
+        found.push(format!("{invocations} invocations, at most {INVOCATIONS}"));
     }
     found
 }
@@ -113,12 +111,31 @@ fn is_storage(space: AddressSpace) -> bool {
     matches!(space, AddressSpace::Storage { .. })
 }
 
-fn workgroup_bytes(module: &Module) -> u32 {
+pub(crate) fn storage_buffers(module: &Module) -> usize {
+    module.global_variables.iter().filter(|(_, v)| is_storage(v.space)).count()
+}
+
+/// Invocations of a workgroup.
+pub(crate) fn invocations(module: &Module) -> u32 {
+    module.entry_points.iter().map(|entry| entry.workgroup_size.iter().product()).max().unwrap_or(0)
+}
+
+/// Whether invocations of a workgroup wait for each other.
+pub(crate) fn waits(module: &Module) -> bool {
+    let collective = collective_functions(module);
+    module.entry_points.iter().any(|entry| {
+        let mut walk = Walk { collective: &collective, met: false, returned: false, breach: false };
+        walk.block(&entry.function.body);
+        walk.met
+    })
+}
+
+pub(crate) fn workgroup_bytes(module: &Module) -> u32 {
     let shared = module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
     shared.map(|(_, v)| module.types[v.ty].inner.size(module.to_ctx())).sum()
 }
 
-fn functions(module: &Module) -> impl Iterator<Item = &Function> {
+pub(crate) fn functions(module: &Module) -> impl Iterator<Item = &Function> {
     let helpers = module.functions.iter().map(|(_, function)| function);
     helpers.chain(module.entry_points.iter().map(|entry| &entry.function))
 }
