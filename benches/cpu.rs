@@ -1,4 +1,4 @@
-//! How long the CPU twins take: `cargo bench --bench cpu`, on one core; with `--features rayon` on all of them.
+//! How long the CPU twins take: `cargo bench --bench cpu`, on one core.
 //!
 //! Rows are normal numbers. Throughput is that of the bytes read: what the twin's own store takes, or the f16 rows that go in.
 

@@ -53,6 +53,15 @@ impl Scopes {
         Awaited(lock(&self.0).clone())
     }
 
+    /// Adds those that were kept since `awaited` was made.
+    pub(super) fn join(&self, awaited: &mut Awaited) {
+        for scope in lock(&self.0).iter() {
+            if !awaited.0.iter().any(|held| Arc::ptr_eq(held, scope)) {
+                awaited.0.push(Arc::clone(scope));
+            }
+        }
+    }
+
     /// The first error among the awaited, once all of them are known. An error is told to everyone who waits for it.
     pub(super) fn poll(&self, awaited: &mut Awaited, context: &mut Context<'_>) -> Poll<Result<()>> {
         let mut first = Ok(());
@@ -213,6 +222,23 @@ mod tests {
         assert!(scopes.poll(&mut late, &mut context).is_pending(), "the other scope is still open");
         resolve(&good, None);
         assert!(is_ok(scopes.poll(&mut late, &mut context)));
+    }
+
+    #[test]
+    fn an_error_told_to_another_is_told_to_who_was_there_before() {
+        let scopes = Scopes::default();
+        let mut context = Context::from_waker(Waker::noop());
+        let bad = kept(&scopes, "bad");
+        let (mut first, mut second) = (scopes.awaited(), scopes.awaited());
+        assert!(scopes.poll(&mut first, &mut context).is_pending());
+        resolve(&bad, refused());
+        assert!(matches!(scopes.poll(&mut first, &mut context), Poll::Ready(Err(_))));
+        let late = kept(&scopes, "late");
+        scopes.join(&mut second);
+        assert!(matches!(scopes.poll(&mut second, &mut context), Poll::Ready(Err(_))));
+        assert!(scopes.poll(&mut second, &mut context).is_pending(), "what came later was joined");
+        resolve(&late, None);
+        assert!(is_ok(scopes.poll(&mut second, &mut context)));
     }
 
     #[test]

@@ -42,8 +42,9 @@ pub struct ReadBack {
     pub(super) gpu: Gpu,
     staging: Option<wgpu::Buffer>,
     state: Arc<Mutex<State>>,
-    /// The error scopes from before the first poll.
-    late: Option<late::Awaited>,
+    /// The error scopes from before the recording, and with the first poll those up to it: that of the submit among them.
+    late: late::Awaited,
+    polled: bool,
 }
 
 /// A read-back with its staging buffer, not yet recorded: what can fail has been done.
@@ -74,7 +75,8 @@ impl Prepared {
                 });
             }
         }
-        ReadBack { gpu: self.gpu, staging: self.staging, state, late: None }
+        let late = self.gpu.shared.late.awaited();
+        ReadBack { gpu: self.gpu, staging: self.staging, state, late, polled: false }
     }
 }
 
@@ -152,8 +154,10 @@ impl Future for ReadBack {
         let this = self.get_mut();
         // What a browser says late of the objects that made these bytes: they would be zeros.
         let scopes = &this.gpu.shared.late;
-        let awaited = this.late.get_or_insert_with(|| scopes.awaited());
-        match scopes.poll(awaited, context) {
+        if !std::mem::replace(&mut this.polled, true) {
+            scopes.join(&mut this.late);
+        }
+        match scopes.poll(&mut this.late, context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) => {}

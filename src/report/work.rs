@@ -283,7 +283,7 @@ impl<'a> Work<'a> {
             }
             Method::Preset(_) | Method::Custom => {
                 let missing = || Error::range("method", "one that the options ask for", "another");
-                let planes = self.planes.as_ref().ok_or_else(missing)?;
+                let planes = self.planes.as_mut().ok_or_else(missing)?;
                 let asked = planes.asked().find(|asked| asked.method == method).ok_or_else(missing)?;
                 let codecs = planes.codecs(&asked, at)?;
                 let tables = planes.tables(at, &codecs[0])?;

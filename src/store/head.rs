@@ -8,6 +8,7 @@ use super::{FoldOptions, Part};
 use crate::capture::{Capture, CaptureInfo, MAX_SIZE};
 use crate::error::{Error, Result};
 use crate::minicache::{MergeOptions, Role, pair_layers_depth};
+use crate::qjl::ProjectionKind;
 use crate::qjl::cache::{Coding, SketchOptions};
 use crate::qjl::planes::{Centring, PlanesOptions};
 use crate::rope::Rope;
@@ -198,7 +199,16 @@ impl Head {
                 }
             }
             Method::Planes { options, .. } => options.validate()?,
-            Method::Sketch { options, .. } => Coding::Sketch(*options).validate()?,
+            Method::Sketch { options, .. } => {
+                Coding::Sketch(*options).validate()?;
+                if options.projection == ProjectionKind::Loaded {
+                    return Err(Error::range(
+                        "projection",
+                        "gaussian, orthogonal or hadamard",
+                        options.projection,
+                    ));
+                }
+            }
         }
         Ok(head)
     }

@@ -27,6 +27,7 @@ mod head;
 pub(crate) mod pairs;
 mod planes;
 mod report;
+mod shared;
 pub(crate) mod tensors;
 
 use safetensors::Dtype;

@@ -1,23 +1,25 @@
 //! Coded rows in canonical form: the codes of the rows between sinks and recent ones, those rows themselves, tables, and
 //! the rotations or projections that are matrices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use safetensors::Dtype;
 
+use super::head::FOLD;
 use super::pairs::each_part;
+use super::shared::{Given, codecs, shared};
 use super::tensors::{Reader, Tensors, half_bytes, word_bytes};
 use super::{Part, Restored, Store, sequence_rows};
 use crate::capture::Capture;
 use crate::container::to_file_dtype;
 use crate::error::{Error, Result};
-use crate::qjl::cache::{Coding, codec};
+use crate::qjl::Counts;
+use crate::qjl::cache::Coding;
 use crate::qjl::planes::{
     CALIBRATION_TOKENS, Calibration, Centring, CodeLayout, Codec, PlaneCodes, SegmentCodes, Tables, cpu,
 };
-use crate::qjl::{Counts, Projection, ProjectionKind};
-use crate::rope::{Positions, Rope};
+use crate::rope::Positions;
 use crate::tensor::{DType, Shape, TensorView, encode};
 
 /// The rows of a sequence that are coded; none where it is too short for tables.
@@ -35,9 +37,11 @@ pub(super) fn fold(store: &mut Store, capture: &Capture, coding: &Coding) -> Res
     let codecs = codecs(store, coding, &Given::default())?;
     for (layer, codec) in codecs.iter().enumerate() {
         for shared in shared(codec) {
-            if let Some(digests) = store.head.method.digests_mut() {
-                digests.insert(shared.channels, hex(shared.digest));
+            let Some(digests) = store.head.method.digests_mut() else { continue };
+            if digests.contains_key(&shared.channels) {
+                continue;
             }
+            digests.insert(shared.channels, shared.digest());
             if let Some(matrix) = shared.matrix {
                 let bytes = word_bytes(matrix.iter().map(|x| x.to_bits()));
                 store.tensors.put(shared.name(), Dtype::F32, &[shared.rows, shared.channels], bytes);
@@ -67,7 +71,11 @@ fn fold_sequence(
         let queries = queries(capture, layer, sequence)?;
         calibration.queries = queries.as_ref();
         calibration.rope = codec.rope();
-        let tables = codec.calibrate(&calibration)?;
+        let tables = if codec.keeps_tables() {
+            codec.calibrate(&calibration)?
+        } else {
+            Tables::identity(keys.shape().heads, keys.shape().dim)
+        };
         let key_codes = cpu::encode_keys(codec, &keys, positions, &tables)?;
         let prefix = Part::Key.prefix(sequence, layer);
         put_codes(&mut store.tensors, &prefix, &key_codes, block(codec), &range);
@@ -183,12 +191,25 @@ pub(super) fn walk(
         store.head.check_digests(digests)?;
     }
     let codecs = codecs(store, coding, &given)?;
-    for shared in codecs.iter().flat_map(shared) {
-        let (want, have) = (digests.get(&shared.channels), hex(shared.digest));
+    let mut seen = BTreeSet::new();
+    for shared in codecs.iter().flat_map(|codec| shared(codec)) {
+        // Layers of so many channels share one.
+        if !seen.insert(shared.channels) {
+            continue;
+        }
+        let (want, have) = (digests.get(&shared.channels), shared.digest());
         if want != Some(&have) {
             let want = want.cloned().unwrap_or_else(|| "none".to_owned());
             return Err(Error::Digest { what: shared.name(), want, have });
         }
+    }
+    if let Some(channels) = digests.keys().find(|channels| !seen.contains(channels)) {
+        let want = "digests of what layers have alone".to_owned();
+        return Err(Error::Metadata {
+            key: FOLD.to_owned(),
+            want,
+            have: format!("one for {channels} channels"),
+        });
     }
     for sequence in 0..store.head.batch {
         for (layer, part) in each_part(store.head.layers.len()) {
@@ -220,12 +241,17 @@ fn walk_rows(
     }
     let layout = if part == Part::Key { codec.keys() } else { codec.values() };
     let block = block(codec).filter(|_| part == Part::Key);
-    let mut codes = read_codes(reader, &prefix, shape, layout, block, &range)?;
+    // Nothing is read or decoded for rows that stay raw, but where blocks are counted from the first token.
+    let window = if block.is_some() { 0..range.end } else { range.clone() };
+    let inside = range.start - window.start..window.len();
+    let mut codes =
+        read_codes(reader, &prefix, Shape { tokens: window.len(), ..shape }, layout, block, &inside)?;
     let decoded = if part == Part::Key {
         let start = [store.start(sequence).unwrap_or(0)];
-        codes.positions = Positions::Start(&start).resolve(1, shape.tokens)?;
+        let positions = Positions::Start(&start).resolve(1, shape.tokens)?;
+        codes.positions = positions.get(window.clone()).unwrap_or_default().to_vec();
         let tables = if codec.keeps_tables() {
-            read_tables(reader, &prefix, shape)?
+            read_tables(reader, &prefix, shape, codec)?
         } else {
             Tables::identity(shape.heads, shape.dim)
         };
@@ -234,28 +260,40 @@ fn walk_rows(
         restored.is_some().then(|| cpu::decode_values(codec, &codes))
     };
     if let Some((restored, numbers)) = restored.zip(decoded) {
-        restored.put(part, layer, sequence, &merge_raw(numbers?, dtype, shape, raw, &range));
+        let decoded = Decoded { numbers: numbers?, window, range };
+        restored.put(part, layer, sequence, &decoded.with_raw(dtype, shape, raw));
     }
     Ok(())
 }
 
-/// Rows in their element type: decoded ones within the range, raw ones outside.
-fn merge_raw(mut numbers: Vec<f32>, dtype: DType, shape: Shape, raw: &[u8], range: &Range<usize>) -> Vec<u8> {
-    let largest = dtype.largest();
-    numbers.iter_mut().for_each(|x| *x = x.clamp(-largest, largest));
-    let width = shape.dim * dtype.size();
-    let mut bytes = Vec::with_capacity(shape.bytes(dtype));
-    let mut raw = raw.chunks_exact(width);
-    for (row, (_, _, token)) in numbers.chunks_exact(shape.dim).zip(shape.iter_rows()) {
-        if range.contains(&token) {
-            encode(row, dtype, &mut bytes);
-        } else {
-            bytes.extend_from_slice(raw.next().unwrap_or_default());
-        }
-    }
-    bytes
+/// Rows of the tokens of a window, of which those of the range were coded.
+struct Decoded {
+    numbers: Vec<f32>,
+    window: Range<usize>,
+    range: Range<usize>,
 }
 
+impl Decoded {
+    /// All rows in their element type: decoded ones within the range, raw ones outside.
+    fn with_raw(mut self, dtype: DType, shape: Shape, raw: &[u8]) -> Vec<u8> {
+        let largest = dtype.largest();
+        self.numbers.iter_mut().for_each(|x| *x = x.clamp(-largest, largest));
+        let mut bytes = Vec::with_capacity(shape.bytes(dtype));
+        let mut raw = raw.chunks_exact(shape.dim * dtype.size());
+        for (_, head, token) in shape.iter_rows() {
+            if self.range.contains(&token) {
+                let row = head * self.window.len() + token - self.window.start;
+                let numbers = self.numbers.get(row * shape.dim..(row + 1) * shape.dim);
+                encode(numbers.unwrap_or_default(), dtype, &mut bytes);
+            } else {
+                bytes.extend_from_slice(raw.next().unwrap_or_default());
+            }
+        }
+        bytes
+    }
+}
+
+/// The codes of a window's tokens, of which those of the range are stored.
 fn read_codes(
     reader: &mut Reader<'_>,
     prefix: &str,
@@ -279,13 +317,11 @@ fn read_codes(
     }
     let mut means = Vec::new();
     if let Some(block) = block {
-        let (all, used) = (tokens.div_ceil(block), range.end.div_ceil(block));
-        let stored = reader.halves(&format!("{prefix}.means"), &[heads, used, dim])?;
-        if let Some(index) = stored.iter().position(|mean| !mean.is_finite()) {
-            let value = stored.get(index).map_or(f32::NAN, |mean| mean.to_f32());
+        means = reader.halves(&format!("{prefix}.means"), &[heads, tokens.div_ceil(block), dim])?;
+        if let Some((index, mean)) = means.iter().enumerate().find(|(_, mean)| !mean.is_finite()) {
+            let value = mean.to_f32();
             return Err(Error::NonFinite { what: format!("{prefix}.means"), index, value });
         }
-        means = widen(&stored, (heads, all, dim), &(0..used));
     }
     Ok(PlaneCodes {
         shape,
@@ -297,7 +333,7 @@ fn read_codes(
     })
 }
 
-fn read_tables(reader: &mut Reader<'_>, prefix: &str, shape: Shape) -> Result<Tables> {
+fn read_tables(reader: &mut Reader<'_>, prefix: &str, shape: Shape, codec: &Codec) -> Result<Tables> {
     let sizes = [shape.heads, shape.dim];
     let tables = Tables {
         sets: 1,
@@ -308,106 +344,9 @@ fn read_tables(reader: &mut Reader<'_>, prefix: &str, shape: Shape) -> Result<Ta
         order: reader.shorts(&format!("{prefix}.order"), &sizes)?,
     };
     tables.check(shape)?;
-    Ok(tables)
-}
-
-/// A codec for each layer.
-fn codecs(store: &Store, coding: &Coding, given: &Given) -> Result<Vec<Codec>> {
-    let mut all: Vec<Codec> = Vec::with_capacity(store.head.layers.len());
-    for (index, layer) in store.head.layers.iter().enumerate() {
-        let rope = Rope::from_info(&store.info, index, layer.key_dim)?;
-        let dims = [layer.key_dim, layer.value_dim];
-        let same = |held: &&Codec| [held.key_dim(), held.value_dim()] == dims && held.rope() == rope.as_ref();
-        let codec = match all.iter().find(same) {
-            Some(codec) => codec.clone(),
-            None => codec(coding, dims, rope, &given.rotations, given.projections.get(&layer.key_dim))?,
-        };
-        all.push(codec);
+    // Sketches weigh no channels.
+    match tables.sigma.iter().find(|&&sigma| sigma != 1.0) {
+        Some(sigma) if codec.projection().is_some() => Err(Error::range("sigma of a sketch", "1", sigma)),
+        _ => Ok(tables),
     }
-    Ok(all)
-}
-
-/// A rotation or projection, which all layers of so many channels share.
-struct Shared<'a> {
-    kind: &'static str,
-    rows: usize,
-    channels: usize,
-    digest: u64,
-    /// `[rows, channels]`, where it is no matter of signs.
-    matrix: Option<&'a [f32]>,
-}
-
-impl Shared<'_> {
-    fn name(&self) -> String {
-        matrix_name(self.kind, self.channels)
-    }
-}
-
-const ROTATION: &str = "rotation";
-const PROJECTION: &str = "projection";
-
-fn matrix_name(kind: &str, channels: usize) -> String {
-    format!("{kind}.{channels}")
-}
-
-/// What a codec shares with others.
-fn shared(codec: &Codec) -> impl Iterator<Item = Shared<'_>> {
-    let rotations = codec.rotations().all().iter().map(|rotation| Shared {
-        kind: ROTATION,
-        rows: rotation.channels(),
-        channels: rotation.channels(),
-        digest: rotation.digest(),
-        matrix: rotation.matrix(),
-    });
-    rotations.chain(codec.projection().map(|projection| Shared {
-        kind: PROJECTION,
-        rows: projection.sketch_dim(),
-        channels: projection.head_dim(),
-        digest: projection.digest(),
-        matrix: projection.matrix(),
-    }))
-}
-
-/// Matrices that a file holds, by their channels, in place of drawn ones.
-#[derive(Default)]
-struct Given {
-    rotations: BTreeMap<usize, Vec<f32>>,
-    projections: BTreeMap<usize, Projection>,
-}
-
-impl Given {
-    fn read(coding: &Coding, digests: &BTreeMap<usize, String>, reader: &mut Reader<'_>) -> Result<Self> {
-        let mut given = Self::default();
-        for &channels in digests.keys() {
-            match coding {
-                Coding::Planes(_) if !channels.is_power_of_two() => {
-                    let matrix = matrix(reader, ROTATION, channels, channels)?;
-                    given.rotations.insert(channels, matrix);
-                }
-                Coding::Sketch(options) if options.projection != ProjectionKind::Hadamard => {
-                    let (kind, seed, rows) =
-                        (options.projection, Some(options.seed), options.sketch_dim(channels)?);
-                    let matrix = matrix(reader, PROJECTION, rows, channels)?;
-                    let projection = Projection::drawn(kind, seed, &matrix, channels, rows)?;
-                    given.projections.insert(channels, projection);
-                }
-                _ => (),
-            }
-        }
-        Ok(given)
-    }
-}
-
-/// A matrix of finite numbers.
-fn matrix(reader: &mut Reader<'_>, kind: &str, rows: usize, channels: usize) -> Result<Vec<f32>> {
-    let name = matrix_name(kind, channels);
-    let matrix = reader.singles(&name, &[rows, channels])?;
-    match matrix.iter().enumerate().find(|(_, x)| !x.is_finite()) {
-        Some((index, &value)) => Err(Error::NonFinite { what: name, index, value }),
-        None => Ok(matrix),
-    }
-}
-
-fn hex(digest: u64) -> String {
-    format!("{digest:016x}")
 }

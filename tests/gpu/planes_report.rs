@@ -1,10 +1,10 @@
 //! Sign planes in a report: the kernels' figures against the twins'.
 
 use kvfold::Capture;
-use kvfold::Gpu;
 use kvfold::report::{
     AttentionErrors, Engine, MethodFigures, PlanesFigures, PlanesRequest, ReportOptions, report_blocking,
 };
+use kvfold::{DType, Gpu, Tensor};
 
 use crate::Test;
 
@@ -28,7 +28,13 @@ fn sample(gpu: &Gpu) -> kvfold::Result<()> {
     known.info.sliding_window.truncate(2);
     let mut unknown = known.clone();
     (unknown.info.rope_theta, unknown.info.inv_freq, unknown.info.rope_layout) = (None, None, None);
-    for capture in [known, unknown] {
+    // Keys and values of two types.
+    let mut mixed = known.clone();
+    for layer in &mut mixed.layers {
+        let values = layer.values.view().to_f32();
+        layer.values = Tensor::from_f32(&values, DType::F32, layer.values.shape())?;
+    }
+    for capture in [known, unknown, mixed] {
         let twin = measure(&capture, &Engine::Cpu)?;
         let kernel = measure(&capture, &Engine::Gpu(gpu.clone()))?;
         assert_eq!((twin.centring, twin.coded_tokens), (kernel.centring, kernel.coded_tokens));

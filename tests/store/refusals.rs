@@ -198,6 +198,18 @@ fn pairs_and_options_that_cannot_be_are_refused() {
         "metadata",
         &["kvfold.fold"],
     );
+    refused(
+        &described(&qjl, "\"projection\":\"gaussian\"", "\"projection\":\"loaded\""),
+        "range",
+        &["projection", "loaded"],
+    );
+    refused(
+        &described(&qjl, "\"projections\":{", "\"projections\":{\"64\":\"0\","),
+        "missing_tensor",
+        &["projection.64"],
+    );
+    let more = described(&FoldOptions::default(), "\"rotations\":{", "\"rotations\":{\"64\":\"0\",");
+    refused(&more, "metadata", &["kvfold.fold", "one for 64 channels"]);
     let gaussian = described(&qjl, "\"projection\":\"gaussian\"", "\"projection\":\"orthogonal\"");
     refused(&gaussian, "digest", &["projection.12"]);
     let mut undrawn = Parts::of(&file(&qjl));
@@ -238,6 +250,9 @@ fn bitmaps_and_tables_that_cannot_be_are_refused() {
     refused(&matrix, "non_finite", &["projection.12"]);
     let matrix = change(&qjl, "projection.12", &|part| part.bytes.fill(0));
     refused(&matrix, "digest", &["projection.12"]);
+    let twos: Vec<u8> = [2f32.to_le_bytes(); 12].concat();
+    let weighed = change(&qjl, &key("sigma"), &|part| part.bytes.clone_from(&twos));
+    refused(&weighed, "range", &["sigma of a sketch", "had 2"]);
 }
 
 #[test]

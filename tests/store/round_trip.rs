@@ -260,6 +260,29 @@ proptest! {
     }
 }
 
+/// Thousands of bits a channel and one coded token: codes are read where they were stored alone.
+#[test]
+fn wide_sketches_of_few_rows_are_small() {
+    let sizes = Sizes {
+        layers: 1,
+        heads: 1,
+        tokens: 6_000,
+        lengths: vec![6_000],
+        key_dim: 1,
+        value_dim: 1,
+        rope: false,
+        ..Sizes::default()
+    };
+    let capture = sizes.capture();
+    let options = SketchOptions::default().rate(8192.0).sinks(5_999);
+    let store = Store::fold(&capture, &FoldOptions::Coded(Coding::Sketch(options))).unwrap();
+    assert!(store.payload_bytes() < 60_000, "{}", store.payload_bytes());
+    let restored = Store::from_bytes(&store.to_bytes().unwrap()).unwrap().unfold().unwrap();
+    assert_eq!(restored.tokens(), 6_000);
+    let rows = |of: &Capture| sequence(parts(of, 0)[0], 0, 5_999);
+    assert_eq!(rows(&restored), rows(&capture));
+}
+
 #[test]
 fn centred_sketches_keep_what_tables_need() {
     let sizes = Sizes { tokens: 150, lengths: vec![150, 127], ..Sizes::default() };

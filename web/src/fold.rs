@@ -18,6 +18,11 @@ pub(crate) async fn fold(inner: Rc<Inner>, options: Options, task: Task) -> Resu
         None | Some("planes") => FoldOptions::Coded(options.code()),
         Some("qjl") => {
             let keys = capture.keys(0).map_err(js::error)?.shape();
+            let other = |layer: usize| capture.keys(layer).is_ok_and(|other| other.shape().dim != keys.dim);
+            if options.sketch_dim.is_some() && (1..capture.layers.len()).any(other) {
+                let message = "sketch_dim: layers have keys of several dimensions, and one number of bits is not for all";
+                return Err(js::fault("range", message));
+            }
             FoldOptions::Coded(Coding::Sketch(options.sketch(keys.dim)))
         }
         Some("minicache") => {

@@ -20,7 +20,7 @@ pub(crate) struct Options {
     raw_page_share: Option<f32>,
     start_frac: Option<f64>,
     projection: Option<ProjectionKind>,
-    sketch_dim: Option<usize>,
+    pub(crate) sketch_dim: Option<usize>,
     key_scale: Option<KeyScale>,
     seed: Option<u64>,
     presets: Option<Vec<NamedCoding>>,

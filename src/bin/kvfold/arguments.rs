@@ -136,7 +136,7 @@ struct QjlArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Sign planes")]
+#[command(next_help_heading = "Presets")]
 struct PlanesArguments {
     /// The preset measured beside QJL by the options above, int8, int4 and KIVI: near-lossless, balanced, compact, extreme,
     /// qjl-orth, qjl, all, or none, which is quicker

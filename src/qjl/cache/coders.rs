@@ -26,6 +26,7 @@ impl Coders {
         matrices: &BTreeMap<usize, Vec<f32>>,
     ) -> Result<Self> {
         let (mut all, mut of): (Vec<Codec>, _) = (Vec::new(), Vec::with_capacity(layers.len()));
+        let given = options.projection.clone().map(Arc::new);
         for (index, layer) in layers.iter().enumerate() {
             let rope = options.layer_rope(index);
             let fits =
@@ -35,8 +36,7 @@ impl Coders {
                 None => {
                     // The cache itself keeps sinks and recent rows raw; whatever it codes, it codes whole.
                     let coding = options.coding.keeping(0, 0);
-                    let projection = options.projection.as_ref();
-                    all.push(codec(&coding, layer.dims(), rope.cloned(), matrices, projection)?);
+                    all.push(codec(&coding, layer.dims(), rope.cloned(), matrices, given.as_ref())?);
                     all.len() - 1
                 }
             };
@@ -80,12 +80,12 @@ pub(crate) fn codec(
     [key_dim, value_dim]: [usize; 2],
     rope: Option<Rope>,
     matrices: &BTreeMap<usize, Vec<f32>>,
-    projection: Option<&Projection>,
+    projection: Option<&Arc<Projection>>,
 ) -> Result<Codec> {
     match coding {
         Coding::Planes(planes) => Codec::with_matrices(*planes, key_dim, value_dim, rope, matrices),
         Coding::Sketch(options) => {
-            let projection = Arc::new(projection_for(key_dim, projection, options)?);
+            let projection = projection_for(key_dim, projection, options)?;
             let sketch = Sketch { projection, scale: options.scale };
             let codec = Codec::sketched(sketch, options.centring, value_dim, rope)?;
             Ok(codec.keeping(options.sinks, options.recent))
@@ -94,13 +94,20 @@ pub(crate) fn codec(
 }
 
 /// The projection that is given, or one that is drawn.
-fn projection_for(key_dim: usize, given: Option<&Projection>, options: &SketchOptions) -> Result<Projection> {
+fn projection_for(
+    key_dim: usize,
+    given: Option<&Arc<Projection>>,
+    options: &SketchOptions,
+) -> Result<Arc<Projection>> {
     match given {
-        Some(projection) if projection.head_dim() == key_dim => Ok(projection.clone()),
+        Some(projection) if projection.head_dim() == key_dim => Ok(Arc::clone(projection)),
         Some(projection) => {
             let want = format!("for keys of {key_dim} channels");
             Err(Error::shape("projection", want, projection.head_dim()))
         }
-        None => Projection::new(options.projection, key_dim, options.sketch_dim(key_dim)?, options.seed),
+        None => {
+            let bits = options.sketch_dim(key_dim)?;
+            Projection::new(options.projection, key_dim, bits, options.seed).map(Arc::new)
+        }
     }
 }

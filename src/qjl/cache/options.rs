@@ -24,7 +24,7 @@ const MAX_PAGE: usize = 4096;
 pub struct SketchOptions {
     /// How the projection's rows are drawn.
     pub projection: ProjectionKind,
-    /// Bits of a key over its channels: `m = rate * key_dim`, rounded up.
+    /// Bits of a key over its channels: `m = rate * key_dim`, rounded up but for what a division's own rounding left.
     pub rate: f64,
     /// The scalar beside the signs.
     pub scale: KeyScale,

@@ -149,7 +149,7 @@ impl Codec {
     }
 
     /// The same with so many first and last tokens of a sequence raw.
-    pub(in crate::qjl) fn keeping(mut self, sinks: u32, recent: u32) -> Self {
+    pub(crate) fn keeping(mut self, sinks: u32, recent: u32) -> Self {
         self.options = self.options.sinks(sinks).recent(recent);
         self
     }
@@ -160,8 +160,8 @@ impl Codec {
     }
 
     /// The projection that keys are sketched with; `None` where they are rotated.
-    pub(crate) fn projection(&self) -> Option<&Projection> {
-        self.sketch.as_ref().map(|sketch| &*sketch.projection)
+    pub(crate) fn projection(&self) -> Option<&Arc<Projection>> {
+        self.sketch.as_ref().map(|sketch| &sketch.projection)
     }
 
     pub(in crate::qjl) const fn sketch_mut(&mut self) -> Option<&mut Sketch> {

@@ -3,14 +3,19 @@
 use super::super::planes::{PlanesSketch, PlanesTask};
 use super::super::queries::Slice;
 use super::super::work::At;
-use super::{Kernels, floats, output, upload};
+use super::{Kernels, LayerViews, floats, output, upload};
 use crate::error::Result;
-use crate::gpu::ReadBack;
+use crate::gpu::{KvView, ReadBack};
 use crate::qjl::planes::gpu::{Ops, Stored};
 use crate::rope::Positions;
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Shape, Tensor};
 
 impl Kernels {
+    /// A tensor's numbers as f32, which holds those of every type.
+    fn singles(&self, tensor: &Tensor) -> Result<KvView> {
+        upload(&self.gpu, &Tensor::from_f32(&tensor.view().to_f32(), DType::F32, tensor.shape())?)
+    }
+
     /// Codes a layer, scores its queries, and attends them once for each codec of the task.
     pub(in crate::report) async fn planes(
         &mut self,
@@ -18,7 +23,13 @@ impl Kernels {
         slice: &Slice<'_>,
         task: &PlanesTask<'_>,
     ) -> Result<PlanesSketch> {
-        let (views, ops) = (self.resident(at)?, Ops::new(&self.gpu));
+        let ops = Ops::new(&self.gpu);
+        let views = if at.keys.dtype() == at.layer.values.dtype() {
+            self.resident(at)?
+        } else {
+            // The kernels read keys and values in one type.
+            LayerViews { keys: self.singles(at.keys)?, values: self.singles(&at.layer.values)? }
+        };
         let codecs = task.codecs.iter().map(|codec| ops.upload_codec(codec)).collect::<Result<Vec<_>>>()?;
         let Some(codec) = codecs.first() else { return Ok(PlanesSketch::default()) };
         let (kept, asked) = (views.keys.shape(), slice.queries.shape());

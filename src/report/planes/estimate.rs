@@ -1,6 +1,7 @@
 //! What methods would take of a model's cache, from its sizes alone.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +9,7 @@ use super::cost::{Cost, Tokens};
 use super::rivals;
 use super::types::{MethodFigures, PlanesRequest};
 use crate::error::{Error, Result};
-use crate::qjl::cache::codec;
+use crate::qjl::cache::{Coding, codec};
 use crate::qjl::planes::Tables;
 use crate::qjl::{Projection, ProjectionKind};
 use crate::tensor::Shape;
@@ -64,7 +65,15 @@ pub fn estimate(model: &ModelShape, request: &PlanesRequest) -> Result<Vec<Metho
     };
     let mut found = Vec::new();
     for asked in request.asked() {
-        let codec = codec(&asked.coding, [head_dim; 2], None, &BTreeMap::new(), None)?;
+        // Of a projection its size alone: drawing one takes seconds.
+        let blank = match asked.coding {
+            Coding::Sketch(options) => {
+                let bits = options.sketch_dim(head_dim)?;
+                Some(Arc::new(Projection::from_matrix(&vec![0.0; bits * head_dim], head_dim, bits)?))
+            }
+            _ => None,
+        };
+        let codec = codec(&asked.coding, [head_dim; 2], None, &BTreeMap::new(), blank.as_ref())?;
         let figures = count.figures(asked.name(), Cost::of(&codec), shape, shape);
         let tables = Tables::identity(kv_heads, head_dim).bytes() as u64;
         let tables = if codec.keeps_tables() { tables } else { 0 };

@@ -7,6 +7,7 @@ mod rivals;
 mod types;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub use estimate::{ModelShape, estimate};
 pub use judge::HeadAttention;
@@ -20,9 +21,9 @@ use super::work::At;
 use crate::attention;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
-use crate::qjl::QuantizedValues;
 use crate::qjl::cache::{Coding, codec};
 use crate::qjl::planes::{CALIBRATION_TOKENS, Calibration, Centring, Codec, Tables};
+use crate::qjl::{Projection, QuantizedValues};
 use crate::rope::{Positions, Rope};
 use crate::tensor::Tensor;
 use cost::{Cost, Tokens};
@@ -107,6 +108,8 @@ pub(super) struct Planes<'a> {
     starts: Vec<u32>,
     centring: Centring,
     layers: Vec<LayerMethods>,
+    /// Projections drawn so far, by preset and channels.
+    projections: BTreeMap<(&'static str, usize), Arc<Projection>>,
     /// Of each preset, bytes of its rotations or projections by their channels.
     rotations: Vec<BTreeMap<usize, u64>>,
 }
@@ -129,6 +132,7 @@ impl<'a> Planes<'a> {
             starts: starts(capture),
             centring: if known { Centring::PreRope } else { Centring::BlockMean(BLOCK) },
             layers: Vec::new(),
+            projections: BTreeMap::new(),
             rotations: vec![BTreeMap::new(); request.asked().count()],
         })
     }
@@ -147,16 +151,18 @@ impl<'a> Planes<'a> {
     }
 
     /// Codecs of a code for a layer: as asked for, and without a recent window.
-    pub(super) fn codecs(&self, asked: &Asked, at: At<'_>) -> Result<[Codec; 2]> {
+    pub(super) fn codecs(&mut self, asked: &Asked, at: At<'_>) -> Result<[Codec; 2]> {
         let rope = Rope::from_capture(self.capture, at.index)?;
         let known = self.centring == Centring::PreRope;
         let coding = if known { asked.coding } else { asked.coding.without_rope(BLOCK) };
         let dims = [at.keys.shape().dim, at.layer.values.shape().dim];
-        let keeping = |recent| {
-            let coding = coding.keeping(self.request.sinks, recent);
-            codec(&coding, dims, rope.clone(), &BTreeMap::new(), None)
-        };
-        Ok([keeping(self.request.recent)?, keeping(0)?])
+        let drawn = (asked.name(), dims[0]);
+        let coded = codec(&coding, dims, rope, &BTreeMap::new(), self.projections.get(&drawn))?;
+        if let Some(projection) = coded.projection() {
+            self.projections.entry(drawn).or_insert_with(|| Arc::clone(projection));
+        }
+        let keeping = |recent| coded.clone().keeping(self.request.sinks, recent);
+        Ok([keeping(self.request.recent), keeping(0)])
     }
 
     /// Tables of a layer.

@@ -15,8 +15,10 @@ pub(super) fn keeping(figures: &PlanesFigures) -> String {
         TableSource::File => "of another capture",
     };
     let centre = match figures.centring {
-        Centring::BlockMean(tokens) => format!("RoPE unknown: means of blocks of {tokens} tokens"),
-        _ => "means before RoPE".to_owned(),
+        Centring::BlockMean(tokens) => {
+            format!("RoPE unknown: sign planes on means of blocks of {tokens} tokens")
+        }
+        _ => "planes and qjl-orth on means before RoPE".to_owned(),
     };
     let (sinks, recent) = (figures.sinks, figures.recent);
     format!(
