@@ -144,7 +144,7 @@ fn a_model_whose_rope_is_not_known_is_told_so() {
     let mut arguments: Vec<&OsStr> = ["report", "--backend", "cpu"].map(OsStr::new).to_vec();
     arguments.extend(planes);
     let text = kvfold(&arguments).out;
-    assert!(text.contains("RoPE unknown: means of blocks of 64 tokens"), "{text}");
+    assert!(text.contains("RoPE unknown: sign planes on means of blocks of 64 tokens"), "{text}");
     assert!(!text.contains("most stay raw"), "{text}");
     let text = kvfold(&["report", "--backend", "cpu", "--preset", "compact"]).out;
     assert!(text.contains("60 of 128 tokens are coded: most stay raw"), "{text}");
