@@ -81,26 +81,7 @@ impl Method {
         }
     }
 
-    /// How rows are coded.
-    pub(super) fn coding(&self) -> Option<Coding> {
-        match self {
-            Self::Minicache { .. } => None,
-            Self::Planes { options, .. } => Some(Coding::Planes(*options)),
-            Self::Sketch { options, .. } => Some(Coding::Sketch(*options)),
-        }
-    }
-
-    /// Digests of what layers of so many channels share.
-    pub(super) fn digests(&self) -> Option<&BTreeMap<usize, String>> {
-        match self {
-            Self::Minicache { .. } => None,
-            Self::Planes { rotations: digests, .. } | Self::Sketch { projections: digests, .. } => {
-                Some(digests)
-            }
-        }
-    }
-
-    /// The same, to be filled.
+    /// Digests of what layers of so many channels share, to be filled.
     pub(super) fn digests_mut(&mut self) -> Option<&mut BTreeMap<usize, String>> {
         match self {
             Self::Minicache { .. } => None,

@@ -135,10 +135,13 @@ impl Store {
                 let (merge, pairs) = (merge.clone(), pairs.clone());
                 pairs::fold(&mut store, capture, &merge, &pairs)?;
             }
-            method => {
-                if let Some(coding) = method.coding() {
-                    planes::fold(&mut store, capture, &coding)?;
-                }
+            Method::Planes { options, .. } => {
+                let coding = Coding::Planes(*options);
+                planes::fold(&mut store, capture, &coding)?;
+            }
+            Method::Sketch { options, .. } => {
+                let coding = Coding::Sketch(*options);
+                planes::fold(&mut store, capture, &coding)?;
             }
         }
         store.check_growth()?;
@@ -229,10 +232,12 @@ impl Store {
     fn walk(&self, reader: &mut Reader<'_>, restored: Option<&mut Restored>) -> Result<()> {
         match &self.head.method {
             Method::Minicache { pairs, merge, .. } => pairs::walk(self, merge, pairs, reader, restored),
-            method => match method.coding().zip(method.digests()) {
-                Some((coding, digests)) => planes::walk(self, &coding, digests, reader, restored),
-                None => Ok(()),
-            },
+            Method::Planes { options, rotations } => {
+                planes::walk(self, &Coding::Planes(*options), rotations, reader, restored)
+            }
+            Method::Sketch { options, projections } => {
+                planes::walk(self, &Coding::Sketch(*options), projections, reader, restored)
+            }
         }
     }
 

@@ -37,14 +37,15 @@ pub(super) fn fold(store: &mut Store, capture: &Capture, coding: &Coding) -> Res
     let codecs = codecs(store, coding, &Given::default())?;
     for (layer, codec) in codecs.iter().enumerate() {
         for shared in shared(codec) {
+            let [rows, channels] = shared.sizes();
             let Some(digests) = store.head.method.digests_mut() else { continue };
-            if digests.contains_key(&shared.channels) {
+            if digests.contains_key(&channels) {
                 continue;
             }
-            digests.insert(shared.channels, shared.digest());
-            if let Some(matrix) = shared.matrix {
+            digests.insert(channels, shared.digest());
+            if let Some(matrix) = shared.matrix() {
                 let bytes = word_bytes(matrix.iter().map(|x| x.to_bits()));
-                store.tensors.put(shared.name(), Dtype::F32, &[shared.rows, shared.channels], bytes);
+                store.tensors.put(shared.name(), Dtype::F32, &[rows, channels], bytes);
             }
         }
         for sequence in 0..store.head.batch {
@@ -194,10 +195,11 @@ pub(super) fn walk(
     let mut seen = BTreeSet::new();
     for shared in codecs.iter().flat_map(|codec| shared(codec)) {
         // Layers of so many channels share one.
-        if !seen.insert(shared.channels) {
+        let [_, channels] = shared.sizes();
+        if !seen.insert(channels) {
             continue;
         }
-        let (want, have) = (digests.get(&shared.channels), shared.digest());
+        let (want, have) = (digests.get(&channels), shared.digest());
         if want != Some(&have) {
             let want = want.cloned().unwrap_or_else(|| "none".to_owned());
             return Err(Error::Digest { what: shared.name(), want, have });

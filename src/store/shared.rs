@@ -7,7 +7,7 @@ use super::Store;
 use super::tensors::Reader;
 use crate::error::{Error, Result};
 use crate::qjl::cache::{Coding, codec};
-use crate::qjl::planes::Codec;
+use crate::qjl::planes::{Codec, Rotation};
 use crate::qjl::{Projection, ProjectionKind};
 use crate::rope::Rope;
 
@@ -31,24 +31,45 @@ pub(super) fn codecs(store: &Store, coding: &Coding, given: &Given) -> Result<Ve
     Ok(all)
 }
 
-/// A rotation or projection, which all layers of so many channels share.
-pub(super) struct Shared<'a> {
-    kind: &'static str,
-    pub(super) rows: usize,
-    pub(super) channels: usize,
-    digest: Box<dyn Fn() -> u64 + 'a>,
-    /// `[rows, channels]`, where it is no matter of signs.
-    pub(super) matrix: Option<&'a [f32]>,
+/// What all layers of so many channels share.
+#[derive(Clone, Copy)]
+pub(super) enum Shared<'a> {
+    Rotation(&'a Rotation),
+    Projection(&'a Projection),
 }
 
-impl Shared<'_> {
-    /// Of what is stored; a matrix takes a while.
-    pub(super) fn digest(&self) -> String {
-        format!("{:016x}", (self.digest)())
+impl<'a> Shared<'a> {
+    /// Rows and channels.
+    pub(super) fn sizes(self) -> [usize; 2] {
+        match self {
+            Self::Rotation(rotation) => [rotation.channels(); 2],
+            Self::Projection(projection) => [projection.sketch_dim(), projection.head_dim()],
+        }
     }
 
-    pub(super) fn name(&self) -> String {
-        matrix_name(self.kind, self.channels)
+    /// Of what is stored; a matrix takes a while.
+    pub(super) fn digest(self) -> String {
+        let digest = match self {
+            Self::Rotation(rotation) => rotation.digest(),
+            Self::Projection(projection) => projection.digest(),
+        };
+        format!("{digest:016x}")
+    }
+
+    /// `[rows, channels]`, where it is no matter of signs.
+    pub(super) fn matrix(self) -> Option<&'a [f32]> {
+        match self {
+            Self::Rotation(rotation) => rotation.matrix(),
+            Self::Projection(projection) => projection.matrix(),
+        }
+    }
+
+    pub(super) fn name(self) -> String {
+        let [_, channels] = self.sizes();
+        match self {
+            Self::Rotation(_) => matrix_name(ROTATION, channels),
+            Self::Projection(_) => matrix_name(PROJECTION, channels),
+        }
     }
 }
 
@@ -61,20 +82,8 @@ fn matrix_name(kind: &str, channels: usize) -> String {
 
 /// What a codec shares with others.
 pub(super) fn shared(codec: &Codec) -> impl Iterator<Item = Shared<'_>> {
-    let rotations = codec.rotations().all().iter().map(|rotation| Shared {
-        kind: ROTATION,
-        rows: rotation.channels(),
-        channels: rotation.channels(),
-        digest: Box::new(|| rotation.digest()),
-        matrix: rotation.matrix(),
-    });
-    rotations.chain(codec.projection().map(|projection| Shared {
-        kind: PROJECTION,
-        rows: projection.sketch_dim(),
-        channels: projection.head_dim(),
-        digest: Box::new(|| projection.digest()),
-        matrix: projection.matrix(),
-    }))
+    let rotations = codec.rotations().all().iter().map(Shared::Rotation);
+    rotations.chain(codec.projection().map(|projection| Shared::Projection(projection)))
 }
 
 /// Matrices that a file holds, by their channels, in place of drawn ones.
