@@ -190,15 +190,22 @@ export function depth(app, into) {
     });
   }
 
-  function charts() {
+  /** The curves' x: the lower layer of each pair; and what `pick` finds of a kind. */
+  const depths = () => folded().map((p) => p.lower);
+  const along = (kind, pick) => folded().map((p) => pick(p[kind]));
+
+  function drawCosines() {
     if (!app.data.merge) return;
-    const pairs = folded();
-    const x = pairs.map((p) => p.lower);
-    const of = (kind, pick) => pairs.map((p) => pick(p[kind]));
-    cosines.draw([x, of("keys", (f) => f.cosine.mean), of("keys", (f) => f.cosine.p5), of("values", (f) => f.cosine.mean), of("values", (f) => f.cosine.p5)]);
+    const curves = KINDS.flatMap(([kind]) => [along(kind, (f) => f.cosine.mean), along(kind, (f) => f.cosine.p5)]);
+    cosines.draw([depths(), ...curves]);
+  }
+
+  function drawMerged() {
+    if (!app.data.merge) return;
     const error = (p) => p.keys.relative_error_merged ?? p.values.relative_error_merged;
-    const none = pairs.every((p) => KINDS.every(([kind]) => share(p[kind]) === 0));
-    merged.draw([x, of("keys", share), of("values", share), pairs.map(error)], none ? "Nothing merges at this threshold." : "");
+    const shares = KINDS.map(([kind]) => along(kind, share));
+    const none = shares.flat().every((found) => found === 0);
+    merged.draw([depths(), ...shares, folded().map(error)], none ? "Nothing merges at this threshold." : "");
   }
 
   function rowsOfTable() {
@@ -221,7 +228,7 @@ export function depth(app, into) {
   const live = () => painted(...KINDS.map(([kind]) => () => paint(kind)));
   const render = () => {
     live();
-    told(charts, rowsOfTable);
+    told(drawCosines, drawMerged, rowsOfTable);
   };
   return {
     live,

@@ -103,24 +103,47 @@ export async function csv(header, rows) {
 /** The value of a custom property of the style sheet. */
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Takes steps that are run one a frame, so that none of them holds the page up for long; steps asked for later take their place. */
+/** Lanes that have steps to run, in the order they asked, and whether a frame was asked for. */
+const lanes = [];
+let asked = false;
+
+/** Milliseconds of a frame that steps may take before the next one waits for another frame. */
+const SHARE = 8;
+
+function ask() {
+  if (asked || !lanes.length) return;
+  asked = true;
+  // In a task of its own, so that the frame's work (style, layout, painting) is not added to that of the steps.
+  requestAnimationFrame(() => setTimeout(run));
+}
+
+function run() {
+  asked = false;
+  const start = performance.now();
+  try {
+    while (lanes.length && performance.now() - start < SHARE) {
+      const lane = lanes.shift();
+      const step = lane.steps.shift();
+      if (lane.steps.length) lanes.push(lane);
+      step?.();
+    }
+  } finally {
+    ask();
+  }
+}
+
+/** Takes steps that are run as frames have time for them, so that none holds the page up for long; steps asked for later take their place. */
 export function inFrames() {
-  let asked = 0;
+  const lane = { steps: [] };
   return (...steps) => {
-    cancelAnimationFrame(asked);
-    const next = () => {
-      steps.shift()?.();
-      if (steps.length) asked = requestAnimationFrame(next);
-    };
-    asked = requestAnimationFrame(next);
+    lane.steps = steps;
+    if (!lanes.includes(lane)) lanes.push(lane);
+    ask();
   };
 }
 
-/** Calls at most once a frame. @param {() => void} run */
-export function framed(run) {
-  let asked = 0;
-  return () => {
-    cancelAnimationFrame(asked);
-    asked = requestAnimationFrame(run);
-  };
+/** Calls at most once a frame. @param {() => void} step */
+export function framed(step) {
+  const lane = inFrames();
+  return () => lane(step);
 }

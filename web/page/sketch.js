@@ -202,8 +202,13 @@ export function sketch(app, into) {
     };
   }
 
+  let gathered;
+  function gather() {
+    gathered = points();
+  }
+
   function cloud() {
-    const { data, n, correlation } = points();
+    const { data, n, correlation } = gathered;
     scatter.draw(data, n ? "" : "All of this head’s keys stay raw.");
     scores.setNote(n ? `Layer ${app.settings.layer}, head ${app.settings.head}: correlation ${figure(correlation)} over ${count(n)} coded keys. Scores are scale · (q · k), in nats.` : "Lower the window of last tokens to see what coding does.");
   }
@@ -235,7 +240,7 @@ export function sketch(app, into) {
   /** Draws a head, while somebody looks; another capture may come between two frames. */
   function attention() {
     if (!app.data.attend?.queries || app.settings.view !== "sketch") return;
-    const steps = [cloud, one, () => paint("exact"), () => paint("estimated")];
+    const steps = [gather, cloud, one, () => paint("exact"), () => paint("estimated")];
     headDrawn(...steps.map((step) => () => app.data.attend && step()));
   }
 
@@ -319,8 +324,7 @@ export function sketch(app, into) {
     render() {
       relevant();
       attention();
-      table();
-      layersDrawn(layered);
+      layersDrawn(table, layered);
     },
     theme() {
       attention();
