@@ -4,34 +4,10 @@ use std::collections::HashSet;
 use std::fs;
 
 use kvfold::gpu::{Target, Variant};
-use kvfold::wgpu::{BindGroupLayoutEntry, BindingType, BufferBindingType, ShaderRuntimeChecks, ShaderStages};
-use naga::{AddressSpace, StorageAccess};
+use kvfold::wgpu::ShaderRuntimeChecks;
 
 use crate::compile::{FOLDER, check};
-use crate::translate::{Metal, translate};
-
-/// The layout of the bindings that a source declares, as the library makes it.
-fn layout(source: &str) -> Result<Vec<BindGroupLayoutEntry>, String> {
-    let module = naga::front::wgsl::parse_str(source).map_err(|error| error.emit_to_string(source))?;
-    let entry = |variable: &naga::GlobalVariable| {
-        let ty = match variable.space {
-            AddressSpace::Storage { access } => {
-                BufferBindingType::Storage { read_only: !access.contains(StorageAccess::STORE) }
-            }
-            _ => BufferBindingType::Uniform,
-        };
-        Some(BindGroupLayoutEntry {
-            binding: variable.binding?.binding,
-            visibility: ShaderStages::COMPUTE,
-            ty: BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
-            count: None,
-        })
-    };
-    let mut entries: Vec<_> =
-        module.global_variables.iter().filter_map(|(_, variable)| entry(variable)).collect();
-    entries.sort_by_key(|entry| entry.binding);
-    Ok(entries)
-}
+use crate::translate::{Metal, layout, translate};
 
 /// Apple's simdgroups have 32 lanes.
 fn is_for_apple(label: &str) -> bool {
@@ -60,8 +36,9 @@ pub(crate) fn every_variant(all: bool) -> Result<(), String> {
             continue;
         }
         let (label, source) = (variant.label(), variant.source(Target::Native));
-        let metal =
-            translate(&source, variant.entry_point(), &layout(&source)?, ShaderRuntimeChecks::checked())?;
+        let module = naga::front::wgsl::parse_str(&source).map_err(|error| error.emit_to_string(&source))?;
+        let layout = layout(&module);
+        let metal = translate(&source, variant.entry_point(), &layout, ShaderRuntimeChecks::checked())?;
         fs::write(folder.join(format!("{label}.metal")), &metal.text).map_err(|error| error.to_string())?;
         if !zeroing_lane_is_an_argument(&metal) {
             refused.push(format!("{label}: threadgroup memory is zeroed by a lane that is no argument"));

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kvfold::wgpu::{BindGroupLayoutEntry, BindingType, BufferBindingType, ShaderRuntimeChecks};
+use kvfold::wgpu::{BindGroupLayoutEntry, BindingType, BufferBindingType, ShaderRuntimeChecks, ShaderStages};
 use naga::back::msl::{BindTarget, EntryPointResources, Options, PipelineOptions};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
-use naga::valid::{Capabilities, ValidationFlags, Validator};
-use naga::{AddressSpace, ResourceBinding, ShaderStage};
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
 
 /// Metal 3.0, macOS 13. naga's text for these kernels is the same from 2.4 to 4.0 but for the line that names the version.
 const LANGUAGE: (u8, u8) = (3, 0);
@@ -23,6 +23,28 @@ pub(crate) struct Metal {
     pub(crate) slots: BTreeMap<u32, u32>,
     /// Slot of the buffer of sizes, and the binding numbers whose sizes it lists.
     pub(crate) sizes: (u32, Vec<u32>),
+}
+
+/// The layout of the bindings that a module declares, as the library makes it.
+pub(crate) fn layout(module: &Module) -> Vec<BindGroupLayoutEntry> {
+    let entry = |variable: &naga::GlobalVariable| {
+        let ty = match variable.space {
+            AddressSpace::Storage { access } => {
+                BufferBindingType::Storage { read_only: !access.contains(StorageAccess::STORE) }
+            }
+            _ => BufferBindingType::Uniform,
+        };
+        Some(BindGroupLayoutEntry {
+            binding: variable.binding?.binding,
+            visibility: ShaderStages::COMPUTE,
+            ty: BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+            count: None,
+        })
+    };
+    let mut entries: Vec<_> =
+        module.global_variables.iter().filter_map(|(_, variable)| entry(variable)).collect();
+    entries.sort_by_key(|entry| entry.binding);
+    entries
 }
 
 /// Slots in the order of the layout's entries, then the sizes: no immediates, one group, buffers only.
@@ -56,9 +78,20 @@ pub(crate) fn translate(
     let info = Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
         .map_err(|error| error.emit_to_string(source))?;
+    written(&module, &info, name, layout, checks)
+}
+
+/// The same of a module that was read and validated.
+pub(crate) fn written(
+    module: &Module,
+    info: &ModuleInfo,
+    name: &str,
+    layout: &[BindGroupLayoutEntry],
+    checks: ShaderRuntimeChecks,
+) -> Result<Metal, String> {
     let stage = Some((ShaderStage::Compute, name));
     let (module, info) =
-        naga::back::pipeline_constants::process_overrides(&module, &info, stage, &Default::default())
+        naga::back::pipeline_constants::process_overrides(module, info, stage, &Default::default())
             .map_err(|error| error.to_string())?;
     let resources = resources(layout);
     let policy =

@@ -1,5 +1,6 @@
-//! Every variant of every kernel, as the native side and as a browser gets it: valid for naga, and within the rules of
-//! `rules.rs`. The browsers' texts are left in `target/shaders/` for `tests/tint`.
+//! Every variant of every kernel, as the native side and as a browser gets it: valid for naga, within the rules of
+//! `rules.rs`, and translated into the language of every native backend. The browsers' texts are left in `target/shaders/`
+//! for `tests/tint`.
 
 #![cfg(feature = "gpu")]
 #![allow(
@@ -9,6 +10,12 @@
     reason = "a test that panics is a test that fails"
 )]
 
+mod counts;
+mod languages;
+#[path = "../metal/translate.rs"]
+#[allow(dead_code, reason = "shared with tests/metal, which runs the text")]
+mod metal;
+mod profiles;
 mod rules;
 mod table;
 
@@ -20,10 +27,10 @@ use std::thread;
 
 use kvfold::gpu::{Target, Variant};
 use naga::Module;
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
 /// Reads and validates a module as a device would: with subgroups only where the variant may use them, and never with native f16.
-fn validated(variant: &Variant) -> Result<Module, String> {
+fn validated(variant: &Variant) -> Result<(Module, ModuleInfo), String> {
     let text = variant.source(Target::Native);
     let module = naga::front::wgsl::parse_str(&text).map_err(|error| error.emit_to_string(&text))?;
     // WebGPU's core: `unpack2x16float` and its like.
@@ -32,8 +39,8 @@ fn validated(variant: &Variant) -> Result<Module, String> {
         capabilities |= Capabilities::SUBGROUP;
     }
     let checked = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
-    checked.map_err(|error| error.emit_to_string(&text))?;
-    Ok(module)
+    let info = checked.map_err(|error| error.emit_to_string(&text))?;
+    Ok((module, info))
 }
 
 /// The lines of a text that a compiler minds: browsers' texts have no comments and no indentation.
@@ -52,25 +59,32 @@ fn none(breaches: &[String]) {
 struct Read {
     variant: Variant,
     breaches: Vec<String>,
+    untranslated: Vec<String>,
     bindings: Vec<rules::Binding>,
     needs: table::Needs,
 }
 
 impl Read {
     fn of(variant: Variant) -> Self {
-        let module = match validated(&variant) {
+        let (module, info) = match validated(&variant) {
             Err(error) => {
                 let (bindings, needs) = (Vec::new(), table::Needs::default());
-                return Self { variant, breaches: vec![error], bindings, needs };
+                return Self { variant, breaches: vec![error], untranslated: Vec::new(), bindings, needs };
             }
-            Ok(module) => module,
+            Ok(read) => read,
         };
         let mut breaches = rules::breaches(&module);
         if variant.is_default() {
             breaches.extend(rules::default_breaches(&module));
         }
+        let untranslated = languages::breaches(&module, &info, variant.entry_point(), !variant.is_default());
         let (bindings, needs) = (rules::bindings(&module), table::Needs::of(&variant, &module));
-        Self { variant, breaches, bindings, needs }
+        Self { variant, breaches, untranslated, bindings, needs }
+    }
+
+    fn told(&self, breaches: &[String]) -> Vec<String> {
+        let label = self.variant.label();
+        breaches.iter().map(|breach| format!("{label}: {breach}")).collect()
     }
 }
 
@@ -87,16 +101,19 @@ static READ: LazyLock<Vec<Read>> = LazyLock::new(|| {
 
 #[test]
 fn every_variant_is_valid_and_keeps_the_rules() {
-    let told = |read: &Read| {
-        let label = read.variant.label();
-        read.breaches.iter().map(|breach| format!("{label}: {breach}")).collect::<Vec<_>>()
-    };
-    none(&READ.iter().flat_map(told).collect::<Vec<_>>());
+    none(&READ.iter().flat_map(|read| read.told(&read.breaches)).collect::<Vec<_>>());
 }
 
 #[test]
-fn the_table_of_kernels_is_true() {
-    table::hold(&table::of(READ.iter().map(|read| (read.variant.file(), &read.needs))));
+fn every_native_backend_can_translate_every_variant() {
+    none(&READ.iter().flat_map(|read| read.told(&read.untranslated)).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_tables_of_kernels_are_true() {
+    let (profiles, refused) = profiles::of(READ.iter().map(|read| (&read.variant, &read.needs)));
+    none(&refused);
+    table::hold(&[&table::of(READ.iter().map(|read| (read.variant.file(), &read.needs))), &profiles]);
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::{env, fs};
 
 use kvfold::gpu::Variant;
-use naga::{Expression, MathFunction, Module};
+use naga::Module;
 
-use super::rules;
+use super::{counts, rules};
 
 /// What a variant asks for, or a kernel at the most.
 #[derive(Clone, Copy, Default)]
@@ -17,16 +17,13 @@ pub(crate) struct Needs {
     storage: usize,
     workgroup_bytes: u32,
     invocations: u32,
+    loops: usize,
     collective: bool,
     byte_products: bool,
 }
 
 impl Needs {
     pub(crate) fn of(variant: &Variant, module: &Module) -> Self {
-        let product = |expression: &Expression| {
-            use MathFunction::{Dot4I8Packed, Dot4U8Packed};
-            matches!(expression, Expression::Math { fun: Dot4I8Packed | Dot4U8Packed, .. })
-        };
         Self {
             variants: 1,
             with_subgroups: usize::from(!variant.is_default()),
@@ -34,17 +31,23 @@ impl Needs {
             workgroup_bytes: rules::workgroup_bytes(module),
             invocations: rules::invocations(module),
             collective: rules::waits(module),
-            byte_products: rules::functions(module)
-                .any(|function| function.expressions.iter().any(|(_, expression)| product(expression))),
+            loops: counts::loops_run(module),
+            byte_products: counts::multiplies_bytes(module),
         }
     }
 
-    fn add(&mut self, more: &Self) {
+    /// Storage buffers, bytes of workgroup memory, invocations.
+    pub(crate) fn asked(&self) -> [u32; 3] {
+        [self.storage as u32, self.workgroup_bytes, self.invocations]
+    }
+
+    pub(crate) fn add(&mut self, more: &Self) {
         self.variants += more.variants;
         self.with_subgroups += more.with_subgroups;
         self.storage = self.storage.max(more.storage);
         self.workgroup_bytes = self.workgroup_bytes.max(more.workgroup_bytes);
         self.invocations = self.invocations.max(more.invocations);
+        self.loops = self.loops.max(more.loops);
         self.collective |= more.collective;
         self.byte_products |= more.byte_products;
     }
@@ -52,12 +55,13 @@ impl Needs {
     fn row(&self, (folder, name): (&str, &str)) -> String {
         let yes = |yes: bool| if yes { "yes" } else { "" };
         format!(
-            "| `{folder}/{name}` | {} | {} | {} | {} | {} | {} | {} |",
+            "| `{folder}/{name}` | {} | {} | {} | {} | {} | {} | {} | {} |",
             self.variants,
             self.with_subgroups,
             self.storage,
             self.workgroup_bytes,
             self.invocations,
+            self.loops,
             yes(self.collective),
             yes(self.byte_products)
         )
@@ -71,8 +75,8 @@ pub(crate) fn of<'a>(variants: impl Iterator<Item = ((&'a str, &'a str), &'a Nee
         kernels.entry(file).or_default().add(needs);
     }
     let mut text = String::from(
-        "| kernel | variants | of them with subgroups | storage buffers | bytes of workgroup memory | invocations | barriers or collectives | \
-         products of bytes |\n|---|---|---|---|---|---|---|---|\n",
+        "| kernel | variants | of them with subgroups | storage buffers | bytes of workgroup memory | invocations | guarded loops | \
+         barriers or collectives | products of bytes |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     for (file, needs) in &kernels {
         // Writing to a string does not fail.
@@ -81,14 +85,11 @@ pub(crate) fn of<'a>(variants: impl Iterator<Item = ((&'a str, &'a str), &'a Nee
     text
 }
 
-/// Holds the document's table to `table`; writes it where `KVFOLD_UPDATE` is set.
-pub(crate) fn hold(table: &str) {
+/// Holds the document's tables to `tables`; writes them where `KVFOLD_UPDATE` is set.
+pub(crate) fn hold(tables: &[&str]) {
     const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/kernels.md");
-    const START: &str = "| kernel | variants |";
     let document = fs::read_to_string(PATH).expect("docs/kernels.md");
-    let (before, rest) = document.split_at(document.find(START).expect("a table of kernels"));
-    let after = &rest[rest.find("\n\n").map_or(rest.len(), |end| end + 1)..];
-    let wanted = [before, table, after].concat();
+    let wanted = tables.iter().fold(document.clone(), |document, table| replaced(&document, table));
     if env::var_os("KVFOLD_UPDATE").is_some() {
         fs::write(PATH, wanted).expect("a writable folder");
     } else {
@@ -97,4 +98,12 @@ pub(crate) fn hold(table: &str) {
             "docs/kernels.md is not of these kernels: run this test with KVFOLD_UPDATE=1"
         );
     }
+}
+
+/// A document with `table` in the place of the one whose first two columns have the same names.
+fn replaced(document: &str, table: &str) -> String {
+    let start: String = table.split_inclusive('|').take(3).collect();
+    let (before, rest) = document.split_at(document.find(&start).expect("a table of such columns"));
+    let after = &rest[rest.find("\n\n").map_or(rest.len(), |end| end + 1)..];
+    [before, table, after].concat()
 }
