@@ -1,7 +1,13 @@
 //! The only place that waits. It does not exist on wasm32, where nothing may block the page.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use super::{Caps, Gpu, ReadBack, Request};
 use crate::error::{Error, Result};
+
+/// How long another thread that polls the device may take to pass on what it was told.
+const PASSED_ON: Duration = Duration::from_secs(1);
 
 impl Gpu {
     /// [`request`](Self::request), waiting for it.
@@ -46,7 +52,7 @@ pub fn adapters_blocking(backends: wgpu::Backends) -> Vec<Caps> {
 }
 
 impl ReadBack {
-    /// Waits for the bytes, driving the device.
+    /// Waits for the bytes, driving the device, which other threads may do too.
     ///
     /// # Errors
     /// [`Error::DeviceLost`] when the device is gone, [`Error::Device`] when the bytes cannot be mapped or their
@@ -54,9 +60,15 @@ impl ReadBack {
     pub fn wait_blocking(self) -> Result<Vec<u8>> {
         let gpu = self.gpu.clone();
         gpu.wait_blocking()?;
-        if !self.is_done() {
-            let cause = "the encoder that carries it was not submitted".to_owned();
-            return Err(Error::Device { what: "read-back".to_owned(), cause });
+        // Everything submitted has run. A thread that polled at the same time may have been told of it and not yet have
+        // called this read-back's callback.
+        let end = Instant::now() + PASSED_ON;
+        while !self.is_done() {
+            if Instant::now() > end {
+                let cause = "the encoder that carries it was not submitted".to_owned();
+                return Err(Error::Device { what: "read-back".to_owned(), cause });
+            }
+            thread::sleep(Duration::from_millis(1));
         }
         gpu.block_on(self)
     }

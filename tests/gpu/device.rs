@@ -8,6 +8,7 @@ use crate::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_read_back_returns_what_was_uploaded", read_back),
+    ("read_backs_of_several_threads_all_come", several_threads),
     ("a_read_back_that_was_not_submitted_is_an_error", not_submitted),
     ("a_read_back_whose_encoder_was_dropped_is_an_error", dropped),
     ("a_read_back_of_half_a_word_is_refused", half_word),
@@ -42,6 +43,23 @@ fn read_back(gpu: &Gpu) -> kvfold::Result<()> {
     let bytes = gpu.submit(|encoder| ReadBack::schedule(gpu, encoder, &buffer))?.wait_blocking()?;
     assert_eq!(bytes, [1, 2, 3, 4, 5, 0, 0, 0]);
     Ok(())
+}
+
+/// Of threads that wait for one device, one may be told of the others' bytes.
+fn several_threads(gpu: &Gpu) -> kvfold::Result<()> {
+    let reads = |first: u8| {
+        for last in 0..200 {
+            let bytes = [first, 0, 0, last];
+            let buffer = gpu.upload("bytes", &bytes)?;
+            let read = gpu.submit(|encoder| ReadBack::schedule(gpu, encoder, &buffer))?.wait_blocking()?;
+            assert_eq!(read, bytes);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|first| scope.spawn(move || reads(first))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+    })
 }
 
 fn not_submitted(gpu: &Gpu) -> kvfold::Result<()> {
