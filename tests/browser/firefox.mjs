@@ -21,8 +21,8 @@ async function measures(firefox) {
   assert.match(chip, /^WebGPU/);
   assert.deepEqual(banners, []);
   const agent = await firefox.evaluate(() => navigator.userAgent);
-  assert.match(agent, /Firefox\/\d+/);
-  console.log(`      ${agent}: ${JSON.stringify(adapter.caps)}`);
+  const [version] = agent.match(/(?<=Firefox\/)\d+[.\d]*/);
+  console.log(`adapter: Firefox ${version}${adapter.software ? ", a software adapter" : ""}`);
 }
 
 async function kernels(firefox) {

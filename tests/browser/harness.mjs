@@ -127,6 +127,7 @@ export function agree(a, b, at = "report") {
 /** Runs tests one after the other; those whose name lacks `filter` are left out. */
 export async function run(kind, tests, filter = "") {
   const browser = await Browser.open(kind);
+  console.log(`adapter: Chromium ${browser.chromium.version()}`);
   let [passed, failed] = [0, 0];
   for (const [name, test] of tests.filter(([name]) => `${kind}/${name}`.includes(filter))) {
     const start = performance.now();

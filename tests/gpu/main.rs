@@ -53,6 +53,7 @@ mod folded;
 )]
 mod numbers;
 
+use std::env;
 use std::process::ExitCode;
 
 use kvfold::Gpu;
@@ -99,6 +100,15 @@ fn tests() -> Vec<Test> {
     .concat()
 }
 
+/// What `KVFOLD_SUBGROUPS` is set to, so that a run meant for one driver cannot pass on another.
+const SUBGROUPS: &str = "KVFOLD_SUBGROUPS";
+
+fn subgroups_are_as_named(gpu: &Gpu) -> kvfold::Result<()> {
+    let named: u32 = env::var(SUBGROUPS).unwrap().parse().unwrap();
+    assert_eq!(gpu.caps().subgroups, Some((named, named)));
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Devices share one adapter; software adapters already use every core.
@@ -109,9 +119,17 @@ fn main() -> ExitCode {
         // "NVIDIA-H200" or "llvmpipe": the name without what the driver adds in brackets.
         let name = |gpu: &Gpu| gpu.caps().adapter.split(" (").next().unwrap_or_default().replace(' ', "-");
         let adapter = gpu.as_ref().map_or_else(|_| "none".to_owned(), |gpu| name(gpu));
+        if let Ok(gpu) = &gpu {
+            // tests/run records it.
+            eprintln!("adapter: {}, {}", gpu.caps().adapter, gpu.caps().driver);
+        }
         for (name, test) in tests() {
             let label = format!("{adapter}/{}/{name}", profile.name);
             trials.push(environment::trial(label, &gpu, test));
+        }
+        if profile.subgroups && env::var_os(SUBGROUPS).is_some() {
+            let label = format!("{adapter}/{}/subgroups_are_as_named", profile.name);
+            trials.push(environment::trial(label, &gpu, subgroups_are_as_named));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
