@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing, reason = "a test that panics is a test that fails")]
 
 mod rules;
+mod support;
 mod text;
 
 use std::fs;
