@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use kvfold::attention::Precision;
 use kvfold::fold::Policy;
-use kvfold::minicache::{CacheOptions, MergeOptions, Retention, pair_layers_depth};
+use kvfold::minicache::{CacheOptions, DirectionPlanes, MergeOptions, Retention, pair_layers_depth};
 
 use crate::baseline::{Baseline, Codes};
 use crate::cache::{Cache, HostCache};
@@ -12,12 +12,25 @@ use crate::model::Config;
 
 /// Names beside those of [`Policy::named`].
 const FORCED: &str = "minicache-forced";
+const FORCED_PLANES: &str = "minicache-planes-forced";
 const INT8: &str = "int8";
 const INT4: &str = "int4";
 
 /// Everything that `--preset` takes, `raw` left out.
-pub(crate) const ALL: [&str; 10] =
-    ["near-lossless", "balanced", "compact", "extreme", "qjl", "qjl-orth", "minicache", FORCED, INT8, INT4];
+pub(crate) const ALL: [&str; 12] = [
+    "near-lossless",
+    "balanced",
+    "compact",
+    "extreme",
+    "qjl",
+    "qjl-orth",
+    "minicache",
+    "minicache-planes",
+    FORCED,
+    FORCED_PLANES,
+    INT8,
+    INT4,
+];
 
 /// Where a cache runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +66,11 @@ pub(crate) fn policy(name: &str, layers: usize) -> Result<Policy> {
         let text = std::fs::read_to_string(name).with_context(|| name.to_owned())?;
         return Ok(Policy::from_json(&text)?);
     }
-    if name == FORCED {
+    if name == FORCED || name == FORCED_PLANES {
         // Nothing retained but the sinks, whatever it costs.
-        let options = CacheOptions::default().merge(MergeOptions::default().retention(Retention::Never));
+        let mut merge = MergeOptions::default().retention(Retention::Never);
+        merge.planes = (name == FORCED_PLANES).then(DirectionPlanes::default);
+        let options = CacheOptions::default().merge(merge);
         return Ok(Policy::minicache(&pair_layers_depth(layers, 0.5, 2)?, options.recent(64))?);
     }
     Ok(Policy::named(name, layers)?)

@@ -1,4 +1,5 @@
-// Attention of one layer over a folded pair, from direction and magnitude; nothing is restored. Twin: minicache::cpu::attend.
+// Attention of one layer over a folded pair, from direction and magnitude; nothing is restored. rows_whole.wgsl and
+// rows_coded.wgsl say how rows are read. Twin: minicache::cpu::attend.
 
 struct Params {
     attention: Attention,
@@ -48,7 +49,7 @@ fn half_of(word: u32, index: u32) -> f32 {
 
 // Words of a row that hold numbers of this type: two a word, or one.
 fn key_words(word: u32, first: u32, wide: bool) -> vec4<u32> {
-    let last = select((HEAD_DIM + 1u) / 2u, HEAD_DIM, wide) - 1u;
+    let last = select((KEY_DIM + 1u) / 2u, KEY_DIM, wide) - 1u;
     let at = first + vec4<u32>(0u, 1u, 2u, 3u);
     let inside = word + min(at, vec4<u32>(last));
     return select(vec4<u32>(), vec4<u32>(keys[inside.x], keys[inside.y], keys[inside.z], keys[inside.w]), at <= vec4<u32>(last));
@@ -59,41 +60,6 @@ fn value_words(word: u32, first: u32, wide: bool) -> vec4<u32> {
     let at = first + vec4<u32>(0u, 1u, 2u, 3u);
     let inside = word + min(at, vec4<u32>(last));
     return select(vec4<u32>(), vec4<u32>(values[inside.x], values[inside.y], values[inside.z], values[inside.w]), at <= vec4<u32>(last));
-}
-
-// Eight numbers of a slot in f16.
-fn eight_of_slot(words: vec4<u32>) -> Eight {
-    let low = vec4<u32>(0x7c00u);
-    let high = vec4<u32>(0x7c000000u);
-    let finite = all(((words & low) != low) & ((words & high) != high));
-    return eight_if(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)),
-                    vec4<f32>(unpack2x16float(words.z), unpack2x16float(words.w)), finite);
-}
-
-// Of a row whose numbers are two a word, be they a slot's or of the input's type: no branch waits for what the page says.
-fn eight_of_either(words: vec4<u32>, of_input: bool) -> Eight {
-    let slot = eight_of_slot(words);
-    let raw = eight_of_halves(words);
-    return Eight(select(slot.low, raw.low, of_input), select(slot.high, raw.high, of_input),
-                 select(slot.finite, raw.finite, of_input));
-}
-
-fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
-    let row = key_row(kv_head, token);
-    let of_input = row.raw | SLOT_IS_INPUT;
-    if (ELEMENTS == 1u && of_input) {
-        return eight_of_words(key_words(row.word, 8u * eight, true), key_words(row.word, 8u * eight + 4u, true));
-    }
-    return eight_of_either(key_words(row.word, 4u * eight, false), of_input);
-}
-
-fn value_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
-    let row = value_row(kv_head, token);
-    let of_input = row.raw | SLOT_IS_INPUT;
-    if (ELEMENTS == 1u && of_input) {
-        return eight_of_words(value_words(row.word, 8u * eight, true), value_words(row.word, 8u * eight + 4u, true));
-    }
-    return eight_of_either(value_words(row.word, 4u * eight, false), of_input);
 }
 
 fn key_scale(kv_head: u32, token: u32) -> f32 {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::minicache::{self, LayerRole, MergeOptions, Role, pair_layers_depth};
+use crate::minicache::{self, DirectionPlanes, LayerRole, MergeOptions, Role, pair_layers_depth};
 use crate::qjl::cache::{CacheOptions, Coding, NamedCoding};
 
 /// The newest version of a policy's text, and the only one there is so far.
@@ -12,6 +12,8 @@ const VERSION: u32 = 1;
 const RAW: &str = "raw";
 /// The name of a policy that pairs the deeper half of the layers.
 const MINICACHE: &str = "minicache";
+/// The same with the pairs' directions in sign planes.
+const MINICACHE_PLANES: &str = "minicache-planes";
 
 /// How one layer is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,23 +112,26 @@ impl Policy {
         Self { version: VERSION, layers: vec![layer; layers], minicache: minicache::CacheOptions::default() }
     }
 
-    /// All layers kept by a preset: `raw`, those of [`CacheOptions::named`], or `minicache`, which folds the deeper half in
-    /// pairs at a cosine of 0.9, the last 64 tokens raw.
+    /// All layers kept by a preset: `raw`, those of [`CacheOptions::named`], `minicache`, which folds the deeper half in pairs at
+    /// a cosine of 0.9, the last 64 tokens raw, or `minicache-planes`, the same with directions in three bits a channel.
     ///
     /// # Errors
     /// [`Error::Range`] naming the preset.
     pub fn named(name: &str, layers: usize) -> Result<Self> {
         match name {
             RAW => Ok(Self::uniform(Fold::Raw, layers)),
-            MINICACHE => {
-                let options = minicache::CacheOptions::default().recent(64);
+            MINICACHE | MINICACHE_PLANES => {
+                let mut options = minicache::CacheOptions::default().recent(64);
+                options.merge.planes = (name == MINICACHE_PLANES).then(DirectionPlanes::default);
                 Self::minicache(&pair_layers_depth(layers, 0.5, 2)?, options)
             }
             _ => match CacheOptions::named(name) {
                 Ok(options) => Ok(Self::uniform(Fold::Coded(options.coding), layers)),
-                Err(Error::Range { what, want, have }) => {
-                    Err(Error::Range { what, want: format!("{want}, {RAW} or {MINICACHE}"), have })
-                }
+                Err(Error::Range { what, want, have }) => Err(Error::Range {
+                    what,
+                    want: format!("{want}, {RAW}, {MINICACHE} or {MINICACHE_PLANES}"),
+                    have,
+                }),
                 Err(error) => Err(error),
             },
         }
@@ -219,6 +224,14 @@ mod tests {
         let text = policy.to_json();
         assert!(text.contains("\"fold\": \"compact\"") && text.contains("\"minicache\": 3"), "{text}");
         assert_eq!(Policy::from_json(&text).unwrap(), policy);
+        let both = Policy::named("minicache-planes", 6).unwrap();
+        let text = both.to_json();
+        assert!(text.contains("\"bits\": 3"), "{text}");
+        assert_eq!(Policy::from_json(&text).unwrap(), both);
+        assert!(!Policy::named("minicache", 6).unwrap().to_json().contains("planes"));
+        let wrong = text.replace("\"bits\": 3", "\"bits\": 9");
+        let error = Policy::from_json(&wrong).unwrap_err().to_string();
+        assert!(error.contains("planes.bits: wanted 1 to 5, had 9"), "{error}");
     }
 
     #[test]
@@ -236,7 +249,7 @@ mod tests {
             assert!(error.contains(told), "{text}: {error}");
         }
         let error = Policy::named("tiny", 2).unwrap_err().to_string();
-        assert!(error.ends_with("qjl-orth, qjl, raw or minicache, had tiny"), "{error}");
+        assert!(error.ends_with("qjl-orth, qjl, raw, minicache or minicache-planes, had tiny"), "{error}");
     }
 
     #[test]

@@ -37,6 +37,9 @@ pub(crate) enum Kernel {
     FoldedAttend,
     GroupSimilarity,
     GroupMerge,
+    Refill,
+    Expand,
+    Turn,
     Quantize,
     QuantizeValues,
     Project,
@@ -112,6 +115,9 @@ impl Kernel {
             }
             Self::GroupMerge => &spec!("minicache", "group_merge", 128, &[Uniform, Read, Read, Read, Write]),
             Self::Restore => &spec!("minicache", "restore", 128, &[Uniform, Read, Write]),
+            Self::Refill => &spec!("minicache", "refill", 128, &[Uniform, Read, Read, Write]),
+            Self::Expand => &spec!("minicache", "expand", 128, &[Uniform, Read, Write, Read]),
+            Self::Turn => &spec!("minicache", "turn", 128, &[Uniform, Read, Write, Read]),
             Self::Quantize => {
                 &spec!("qjl", "quantize", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
             }
@@ -172,6 +178,9 @@ pub(crate) enum Module {
     MiniCacheStored,
     MiniCacheMeasure,
     MiniCacheWrite,
+    MiniCacheWhole,
+    MiniCacheCoded,
+    MiniCacheLevels,
     Slerp,
     ProjectMatrix,
     ProjectHadamard,
@@ -232,6 +241,9 @@ impl Module {
             Self::MiniCacheStored => wgsl!("minicache/stored"),
             Self::MiniCacheMeasure => wgsl!("minicache/measure"),
             Self::MiniCacheWrite => wgsl!("minicache/write"),
+            Self::MiniCacheWhole => wgsl!("minicache/rows_whole"),
+            Self::MiniCacheCoded => wgsl!("minicache/rows_coded"),
+            Self::MiniCacheLevels => wgsl!("minicache/levels"),
             Self::Slerp => wgsl!("minicache/slerp"),
             Self::ProjectMatrix => wgsl!("qjl/project_matrix"),
             Self::ProjectHadamard => wgsl!("qjl/project_hadamard"),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::qjl::planes::MAX_PLANES;
 
 /// How a pair of layers is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -41,6 +42,63 @@ impl Default for Retention {
     }
 }
 
+/// How shared directions are coded: rotated, and each channel kept in a few bits, as [sign planes](crate::qjl::planes) keep a
+/// row that is not centred. The code's scalar goes into the layers' magnitudes, so that it takes no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct DirectionPlanes {
+    /// Bits of a channel, 1 to 5. 3 by default.
+    pub bits: u8,
+    /// Rounds of the rotation, 1 to 4. 1 by default.
+    pub rounds: u8,
+    /// Seed of the rotation. 7 by default.
+    pub seed: u64,
+}
+
+impl Default for DirectionPlanes {
+    fn default() -> Self {
+        Self { bits: 3, rounds: 1, seed: 7 }
+    }
+}
+
+impl DirectionPlanes {
+    /// Sets [`bits`](Self::bits).
+    #[must_use]
+    pub const fn bits(mut self, bits: u8) -> Self {
+        self.bits = bits;
+        self
+    }
+
+    /// Sets [`rounds`](Self::rounds).
+    #[must_use]
+    pub const fn rounds(mut self, rounds: u8) -> Self {
+        self.rounds = rounds;
+        self
+    }
+
+    /// Sets [`seed`](Self::seed).
+    #[must_use]
+    pub const fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    fn validate(&self, mode: Mode) -> Result<()> {
+        if !(1..=MAX_PLANES).contains(&self.bits) {
+            return Err(Error::range("planes.bits", format!("1 to {MAX_PLANES}"), self.bits));
+        }
+        if !(1..=4).contains(&self.rounds) {
+            return Err(Error::range("planes.rounds", "1 to 4", self.rounds));
+        }
+        // Anchor's direction is a layer as it came, and Compat's rows are not directions.
+        if mode != Mode::Shared {
+            return Err(Error::range("mode of coded directions", "Shared", format_args!("{mode:?}")));
+        }
+        Ok(())
+    }
+}
+
 /// Options of [`merge`](crate::minicache::cpu::merge).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +117,9 @@ pub struct MergeOptions {
     pub first_position: u32,
     /// A page that would keep more than this share of its rows raw stays two raw pages. 0.9 by default.
     pub raw_page_share: f32,
+    /// How directions are coded; in f16 where they are not, as by default. [`Mode::Shared`] alone has directions to code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planes: Option<DirectionPlanes>,
 }
 
 impl Default for MergeOptions {
@@ -70,6 +131,7 @@ impl Default for MergeOptions {
             sinks: 4,
             first_position: 0,
             raw_page_share: 0.9,
+            planes: None,
         }
     }
 }
@@ -117,11 +179,21 @@ impl MergeOptions {
         self
     }
 
+    /// Sets [`planes`](Self::planes).
+    #[must_use]
+    pub fn planes(mut self, planes: DirectionPlanes) -> Self {
+        self.planes = Some(planes);
+        self
+    }
+
     /// Checks every number against its range.
     ///
     /// # Errors
     /// [`Error::Range`] naming the option.
     pub fn validate(&self) -> Result<()> {
+        if let Some(planes) = &self.planes {
+            planes.validate(self.mode)?;
+        }
         within("slerp_t", self.slerp_t, 0.0, 1.0)?;
         within("raw_page_share", self.raw_page_share, 0.0, 1.0)?;
         match self.retention {
@@ -248,6 +320,18 @@ mod tests {
             (MergeOptions::default().retention(Retention::Range(-0.1)), "gamma: wanted 0 to 1, had -0.1"),
             (MergeOptions::default().retention(Retention::Fraction(2.0)), "rho: wanted 0 to 1, had 2"),
             (MergeOptions::default().raw_page_share(7.0), "raw_page_share: wanted 0 to 1, had 7"),
+            (
+                MergeOptions::default().planes(DirectionPlanes::default().bits(6)),
+                "planes.bits: wanted 1 to 5, had 6",
+            ),
+            (
+                MergeOptions::default().planes(DirectionPlanes::default().rounds(0)),
+                "planes.rounds: wanted 1 to 4, had 0",
+            ),
+            (
+                MergeOptions::default().planes(DirectionPlanes::default()).mode(Mode::Anchor),
+                "mode of coded directions: wanted Shared, had Anchor",
+            ),
         ];
         for (options, message) in cases {
             assert_eq!(options.validate().unwrap_err().to_string(), message);

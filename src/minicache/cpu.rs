@@ -4,12 +4,15 @@
 #![allow(clippy::indexing_slicing, reason = "indices run over shapes that were checked on entry")]
 
 mod attend;
+mod code;
 mod group;
 mod join;
 mod restore;
 
 pub use attend::attend;
 pub(crate) use attend::read_row;
+use code::expand;
+pub(crate) use code::{refill, rotation};
 pub(crate) use group::Probe;
 pub use group::{GroupRow, group_merge, group_similarity};
 pub use join::join;
@@ -348,7 +351,7 @@ fn slot_bytes(layout: &Layout, retained: bool, rows: &[&[u8]], scales: &[[f32; 2
     let mut bytes = Vec::with_capacity(layout.slot_words() * 4);
     let scale = match (layout.mode, retained) {
         (Mode::Anchor, _) => return rows[0].to_vec(),
-        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype => {
+        (Mode::Shared | Mode::Compat, true) if layout.slot_dtype() == layout.dtype && !layout.apart => {
             return rows[last].to_vec();
         }
         (Mode::Shared, true) => return bytes,

@@ -5,9 +5,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::config::{Counts, MergeOptions, Mode};
+use super::config::{Counts, DirectionPlanes, MergeOptions, Mode};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Shape, TensorView};
+use crate::tensor::{DType, Shape};
 
 /// Tokens of a page.
 pub const PAGE: usize = 32;
@@ -64,6 +64,10 @@ pub struct Layout {
     pub mode: Mode,
     /// Layers folded together: 2 for a pair.
     pub layers: usize,
+    /// How directions are coded, where they are.
+    pub planes: Option<DirectionPlanes>,
+    /// Whether retained rows stand in the side alone, so that slots hold nothing but directions.
+    pub(crate) apart: bool,
 }
 
 impl Layout {
@@ -92,7 +96,7 @@ impl Layout {
         if !(2..=most).contains(&layers) {
             return Err(Error::range("layers folded together", format!("2 to {most}"), layers));
         }
-        let layout = Self { shape, dtype, mode, layers };
+        let layout = Self { shape, dtype, mode, layers, planes: None, apart: false };
         // At most a slot of f16 and a raw row of f32 for every layer's row, the magnitudes, and the page table.
         let row = layout.shape.dim.div_ceil(2) + layers * (layout.shape.dim + 1);
         let words = layout.pages() as u64 * (PAGE * row + 3) as u64;
@@ -102,8 +106,14 @@ impl Layout {
         Ok(layout)
     }
 
-    pub(crate) fn of(lower: &TensorView<'_>, upper: &TensorView<'_>, mode: Mode) -> Result<Self> {
-        Self::new((lower.shape(), lower.dtype()), (upper.shape(), upper.dtype()), mode)
+    /// The same with directions coded.
+    pub(crate) const fn coded(self, planes: Option<DirectionPlanes>) -> Self {
+        Self { planes, apart: planes.is_some(), ..self }
+    }
+
+    /// The same with directions in f16, where rows stand before they are coded.
+    pub(crate) const fn whole(self) -> Self {
+        Self { planes: None, ..self }
     }
 
     /// Pages of one sequence and head.
@@ -144,10 +154,20 @@ impl Layout {
         }
     }
 
-    /// 32-bit words of one slot.
+    /// What a level of a coded direction counts: a power of two not above `1 / sqrt(dim)`, so that a layer's magnitude, which
+    /// takes the code's scalar over it, never grows, and shrinks little.
+    pub(crate) const fn level_unit(&self) -> f32 {
+        1.0 / (1u32 << (self.shape.dim.ilog2() / 2)) as f32
+    }
+
+    /// 32-bit words of one slot: of a coded direction the codes of its channels one after the other, least significant bit
+    /// first.
     #[must_use]
     pub const fn slot_words(&self) -> usize {
-        (self.shape.dim * self.slot_dtype().size()).div_ceil(4)
+        match self.planes {
+            Some(planes) => (self.shape.dim * planes.bits as usize).div_ceil(32),
+            None => (self.shape.dim * self.slot_dtype().size()).div_ceil(4),
+        }
     }
 
     /// 32-bit words of one side row.
@@ -169,7 +189,7 @@ impl Layout {
     /// Whether a retained row of one layer sits in the slot itself, so that only the other's goes to the side.
     #[must_use]
     pub fn reuses_slots(&self) -> bool {
-        self.slot_dtype() == self.dtype || self.mode == Mode::Compat
+        !self.apart && (self.slot_dtype() == self.dtype || self.mode == Mode::Compat)
     }
 
     /// Side rows of a retained row of a folded page: every layer's, but for one that sits in the slot.
@@ -376,7 +396,7 @@ pub(crate) fn check_merge(
     options: &MergeOptions,
 ) -> Result<Layout> {
     options.validate()?;
-    Layout::new(lower, upper, options.mode)
+    Ok(Layout::new(lower, upper, options.mode)?.coded(options.planes))
 }
 
 #[cfg(test)]

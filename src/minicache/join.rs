@@ -56,7 +56,9 @@ impl Joined {
 fn joined_layout(first: &Layout, second: &Layout) -> Result<Layout> {
     let same = Shape { tokens: first.shape.tokens, ..second.shape };
     same.check_equal("second folded pair", first.shape)?;
-    let kind = |layout: &Layout| format!("{} {:?} of {} layers", layout.dtype, layout.mode, layout.layers);
+    let kind = |layout: &Layout| {
+        format!("{} {:?} of {} layers, coded {:?}", layout.dtype, layout.mode, layout.layers, layout.planes)
+    };
     if kind(first) != kind(second) {
         return Err(Error::shape("second folded pair", kind(first), kind(second)));
     }
@@ -64,5 +66,6 @@ fn joined_layout(first: &Layout, second: &Layout) -> Result<Layout> {
         return Err(Error::shape("first folded pair", "whole pages of 32 tokens", first.shape.tokens));
     }
     let tokens = first.shape.tokens + second.shape.tokens;
-    Layout::group(Shape { tokens, ..first.shape }, first.dtype, first.mode, first.layers)
+    Ok(Layout::group(Shape { tokens, ..first.shape }, first.dtype, first.mode, first.layers)?
+        .coded(first.planes))
 }

@@ -20,7 +20,7 @@ pub mod reference;
 mod slerp;
 
 pub use cache::{CacheOptions, CacheReport, LayerReport, OriginalAccounting};
-pub use config::{Cause, Counts, MergeOptions, Mode, Retention};
+pub use config::{Cause, Counts, DirectionPlanes, MergeOptions, Mode, Retention};
 pub use cpu::Row;
 pub use cpu_cache::CpuMiniCache;
 pub use cut::{Cut, order_key};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::MergeOptions;
 use super::cpu;
-use super::folded::Layout;
+use super::folded::check_merge;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
 
@@ -128,7 +128,8 @@ fn measure_pair(
             let tokens = capture.length(sequence);
             let views = [low, high].map(|tensor| tensor.view().part(sequence, 0, tokens));
             let [below, above] = &views;
-            let layout = Layout::of(below, above, options.mode)?;
+            let layout =
+                check_merge((below.shape(), below.dtype()), (above.shape(), above.dtype()), options)?;
             let found = cpu::similarity(below, above, options)?;
             let causes = cpu::retain(&found, &cpu::threshold(&found, &layout, options), &layout, options);
             merged += causes.iter().filter(|cause| cause.is_none()).count() as u64;

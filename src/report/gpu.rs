@@ -158,7 +158,7 @@ impl Kernels {
     ) -> Result<Deciding> {
         let [lower, upper] = [lower, upper].map(|view| part(view, span));
         let kind = |view: &KvView| (view.shape(), view.dtype());
-        let layout = Layout::new(kind(&lower), kind(&upper), options.mode)?;
+        let layout = Layout::new(kind(&lower), kind(&upper), options.mode)?.coded(options.planes);
         let decision = self.minicache.encode_decide(encoder, &lower, &upper, options)?;
         let rows = decision.rows().read_back(encoder)?;
         let pages = decision.read_back_pages(encoder)?;

@@ -143,6 +143,8 @@ pub struct OptionsEcho {
     pub sinks: u32,
     /// A page with a larger share of raw rows stays raw as a whole.
     pub raw_page_share: f32,
+    /// Bits of a channel of the shared directions; `None` where they are in f16.
+    pub direction_bits: Option<u8>,
     /// Where in the depth of the model the plan begins to pair layers.
     pub start_frac: f64,
     /// How the rows of the projection are drawn.
@@ -165,6 +167,7 @@ impl From<&ReportOptions> for OptionsEcho {
             slerp_t: merge.slerp_t,
             sinks: merge.sinks,
             raw_page_share: merge.raw_page_share,
+            direction_bits: merge.planes.map(|planes| planes.bits),
             start_frac: options.start_frac,
             projection: options.projection,
             sketch_dim: options.sketch_dim,

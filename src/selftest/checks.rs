@@ -6,7 +6,7 @@ use crate::attention::{self, AttendOptions, Precision};
 use crate::error::Result;
 use crate::gpu::{Gpu, KvView, ReadBack};
 use crate::metrics::RelativeError;
-use crate::minicache::{self, Layer, MergeOptions, Mode, Retention};
+use crate::minicache::{self, DirectionPlanes, Layer, MergeOptions, Mode, Retention};
 use crate::qjl::planes::{self, Calibration, Codec, Preset, Tables};
 use crate::qjl::{self, KeyScale, Projection, ProjectionKind};
 use crate::rope::{Positions, Rope};
@@ -17,17 +17,19 @@ use crate::tensor::{DType, Shape, Tensor};
 pub(super) enum Trial {
     Similarity,
     Merge(Mode),
+    CodedPair,
     Exact,
     Qjl(ProjectionKind),
     Planes(Preset),
 }
 
 /// All trials.
-pub(super) const ALL: [Trial; 11] = [
+pub(super) const ALL: [Trial; 12] = [
     Trial::Similarity,
     Trial::Merge(Mode::Shared),
     Trial::Merge(Mode::Anchor),
     Trial::Merge(Mode::Compat),
+    Trial::CodedPair,
     Trial::Exact,
     Trial::Qjl(ProjectionKind::Gaussian),
     Trial::Qjl(ProjectionKind::Hadamard),
@@ -51,6 +53,7 @@ pub(super) async fn run(trial: Trial, gpu: &Gpu, set: &Set) -> Vec<Check> {
     let found = match trial {
         Trial::Similarity => similarity(gpu, set).await,
         Trial::Merge(mode) => merge(gpu, set, mode).await,
+        Trial::CodedPair => coded_pair(gpu, set).await,
         Trial::Exact => exact(gpu, set).await,
         // Hadamard needs a power of two.
         Trial::Qjl(ProjectionKind::Hadamard) if !set.lower.shape().dim.is_power_of_two() => {
@@ -157,6 +160,46 @@ async fn merge(gpu: &Gpu, set: &Set, mode: Mode) -> Result<Vec<Found>> {
         found.push((format!("merge, restore: {mode:?}, {name}").to_lowercase(), worst, 3.0 / 1024.0));
     }
     Ok(found)
+}
+
+/// A pair whose directions are in codes, restored and attended, against the twin on the device's own store.
+async fn coded_pair(gpu: &Gpu, set: &Set) -> Result<Vec<Found>> {
+    let merge = MergeOptions::default().retention(Retention::Cosine(0.5)).planes(DirectionPlanes::default());
+    let (lower, upper) = (upload(gpu, &set.lower)?, upload(gpu, &set.upper)?);
+    let ops = minicache::gpu::Ops::new(gpu);
+    let mut decision = gpu.submit(|encoder| ops.encode_decide(encoder, &lower, &upper, &merge))?;
+    decision.totals().await?;
+    let folded = gpu.submit(|encoder| ops.encode_merge(encoder, &decision))?;
+    let read = gpu.submit(|encoder| folded.read_back(gpu, encoder))?;
+    let host = folded.parse(read).await?;
+    let twin = minicache::cpu::merge(&set.lower.view(), &set.upper.view(), &merge)?;
+    let mut worst = 0.0f64;
+    let mut moved = Vec::new();
+    for which in [Layer::Lower, Layer::Upper] {
+        let output = room(gpu, set.lower.dtype(), set.lower.shape())?;
+        gpu.submit(|encoder| ops.encode_restore(encoder, &folded, which, &output))?;
+        let have = download(gpu, &output).await?.view().to_f32();
+        let [own, want] = [&host, &twin].map(|folded| minicache::cpu::restore(folded, which));
+        let (own, want) = (own?.view().to_f32(), want?.view().to_f32());
+        worst = worst.max(apart(&have, &own, set.lower.shape().dim));
+        moved.push(apart(&own, &want, want.len().max(1)));
+    }
+    let output = room(gpu, DType::F32, set.queries.shape())?;
+    let queries = upload(gpu, &set.queries)?;
+    gpu.submit(|encoder| {
+        let attend = causal();
+        ops.encode_attend(encoder, &queries, &folded, &folded, Layer::Upper, None, &attend, &output)
+    })?;
+    let have = download(gpu, &output).await?.view().to_f32();
+    let want = minicache::cpu::attend(&set.queries.view(), &host, &host, Layer::Upper, None, &causal())?;
+    Ok(vec![
+        // A number at a cell's border moves by one step, so the rows are taken together.
+        ("coded pair: merge".to_owned(), moved.into_iter().fold(0.0, f64::max), 0.02),
+        // An f16 ulp of a level taken back, one of the output.
+        ("coded pair: restore".to_owned(), worst, 3.0 / 1024.0),
+        // The twin turns keys, the kernel queries: of scores of thousands f32 has hundredths of a nat.
+        ("coded pair: attend".to_owned(), apart(&have, &want, want.len().max(1)), 4e-3),
+    ])
 }
 
 fn causal() -> AttendOptions<'static> {

@@ -62,7 +62,8 @@ pub(super) fn walk(
                     }
                 }
                 Some(&[lower, upper]) if lower == layer => {
-                    let layout = Layout::new((shape, dtype), (shape, dtype), options.mode)?;
+                    let layout =
+                        Layout::new((shape, dtype), (shape, dtype), options.mode)?.coded(options.planes);
                     let folded = read(reader, &prefix, layout)?;
                     let Some(restored) = &mut restored else { continue };
                     for (layer, which) in [(lower, Layer::Lower), (upper, Layer::Upper)] {
@@ -86,6 +87,22 @@ fn page_sizes(layout: &Layout) -> [usize; 2] {
     [layout.shape.heads, layout.pages_per_head()]
 }
 
+/// Type and numbers of a slot: the words of coded directions, else channels.
+fn slot_row(layout: &Layout) -> (Dtype, usize) {
+    match layout.planes {
+        Some(_) => (Dtype::U32, layout.slot_words()),
+        None => (to_file_dtype(layout.slot_dtype()), layout.shape.dim),
+    }
+}
+
+/// Bytes of a slot, without what pads its last word.
+fn slot_bytes(layout: &Layout) -> usize {
+    match layout.planes {
+        Some(_) => 4 * layout.slot_words(),
+        None => layout.shape.dim * layout.slot_dtype().size(),
+    }
+}
+
 /// Stores a folded pair or group: slots, magnitudes and side rows in the order of the pages, wherever they stand.
 pub(crate) fn put(tensors: &mut Tensors, prefix: &str, folded: &Folded) {
     let layout = &folded.layout;
@@ -99,13 +116,7 @@ pub(crate) fn put(tensors: &mut Tensors, prefix: &str, folded: &Folded) {
         let rows = layout.page_rows(index);
         let first = page.slots as usize;
         count += rows;
-        put_rows(
-            &mut slots,
-            &folded.slots,
-            first..first + rows,
-            layout.slot_words(),
-            dim * layout.slot_dtype().size(),
-        );
+        put_rows(&mut slots, &folded.slots, first..first + rows, layout.slot_words(), slot_bytes(layout));
         magnitudes.extend((first * per_slot..(first + rows) * per_slot).map(half));
     }
     let (mut side, side_rows) = (Vec::new(), folded.totals.side as usize);
@@ -135,7 +146,8 @@ pub(crate) fn put(tensors: &mut Tensors, prefix: &str, folded: &Folded) {
     );
     let raw = folded.pages.iter().map(|page| u8::from(page.is_raw())).collect();
     tensors.put(name("raw_pages"), Dtype::U8, &pages, raw);
-    tensors.put(name("slots"), to_file_dtype(layout.slot_dtype()), &[count, dim], slots);
+    let (dtype, width) = slot_row(layout);
+    tensors.put(name("slots"), dtype, &[count, width], slots);
     if per_slot > 0 {
         tensors.put(name("magnitudes"), Dtype::F16, &[count, per_slot], half_bytes(&magnitudes));
     }
@@ -164,7 +176,8 @@ pub(crate) fn read(reader: &mut Reader<'_>, prefix: &str, layout: Layout) -> Res
     let (pages, totals, count) = arrange(&layout, &retained, raw, prefix)?;
     let dim = layout.shape.dim;
     let per_slot = layout.magnitudes_per_slot();
-    let slots = reader.read(&name("slots"), to_file_dtype(layout.slot_dtype()), &[count, dim])?;
+    let (dtype, width) = slot_row(&layout);
+    let slots = reader.read(&name("slots"), dtype, &[count, width])?;
     let magnitudes =
         if per_slot > 0 { reader.halves(&name("magnitudes"), &[count, per_slot])? } else { Vec::new() };
     let side_rows = totals.side as usize;
@@ -178,7 +191,7 @@ pub(crate) fn read(reader: &mut Reader<'_>, prefix: &str, layout: Layout) -> Res
         pages,
         totals,
     };
-    let rows = get_rows(slots, layout.slot_words(), dim * layout.slot_dtype().size());
+    let rows = get_rows(slots, layout.slot_words(), slot_bytes(&layout));
     let mut rows = rows.chunks_exact(layout.slot_words());
     let mut magnitudes = magnitudes.into_iter();
     for (index, page) in folded.pages.iter().enumerate().filter(|(_, page)| !page.is_raw()) {

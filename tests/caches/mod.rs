@@ -6,7 +6,8 @@
 use kvfold::attention::{AttendOptions, exact};
 use kvfold::cache::LayerShape;
 use kvfold::minicache::{
-    CacheOptions, CacheReport, LayerRole, MergeOptions, Mode, Retention, Role, cpu, pair_layers_depth,
+    CacheOptions, CacheReport, DirectionPlanes, LayerRole, MergeOptions, Mode, Retention, Role, cpu,
+    pair_layers_depth,
 };
 use kvfold::{DType, Result, Shape, Tensor};
 
@@ -219,7 +220,10 @@ pub fn made_up(random: &mut Random) -> Model {
     let shape = LayerShape::new(any(random, &[1, 2, 3]), dims[0], dtype).value_dim(dims[1]);
     let mode = any(random, &[Mode::Shared, Mode::Shared, Mode::Anchor]);
     let retention = any(random, &[Retention::Cosine(0.9), Retention::Never]);
-    let merge = MergeOptions::default().mode(mode).retention(retention).sinks(any(random, &[0, 4, 40]));
+    let mut merge = MergeOptions::default().mode(mode).retention(retention).sinks(any(random, &[0, 4, 40]));
+    if mode == Mode::Shared && random.uniform() < 0.5 {
+        merge = merge.planes(DirectionPlanes::default().bits(any(random, &[1, 3, 4, 5])));
+    }
     let options = CacheOptions::default().merge(merge).recent(any(random, &[0, 0, 7, 40]));
     // Layers alone, in pairs, and in groups of three with a pair left over.
     let plan = any(random, &[(3, 0.4, 2), (6, 0.2, 3)]);

@@ -12,6 +12,7 @@
 
 mod attention;
 mod cache;
+mod coded;
 mod device;
 mod fold;
 mod golden;
@@ -86,6 +87,7 @@ fn tests() -> Vec<Test> {
         device::TESTS,
         attention::TESTS,
         minicache::TESTS,
+        coded::TESTS,
         cache::TESTS,
         qjl::TESTS,
         planes::TESTS,

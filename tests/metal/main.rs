@@ -26,6 +26,8 @@ mod translate;
 mod attention;
 #[path = "../gpu/cache.rs"]
 mod cache;
+#[path = "../gpu/coded.rs"]
+mod coded;
 #[path = "../random/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with suites that are crates of their own")]
 mod numbers;
@@ -68,6 +70,7 @@ pub(crate) fn tests() -> Vec<Test> {
     [
         attention::TESTS,
         minicache::TESTS,
+        coded::TESTS,
         cache::TESTS,
         qjl::TESTS,
         planes::TESTS,
@@ -82,6 +85,8 @@ pub(crate) fn tests() -> Vec<Test> {
 const MAIN: &[&str] = &[
     "a_folded_pair_attends_as_its_rows",
     "attend_writes_strided_outputs_of_every_type",
+    "coded_minicaches_equal_the_hosts_of_the_same_file",
+    "coded_pairs_attend_as_their_twin",
     "empty_caches_attend_to_zeros",
     "empty_pairs_are_folded",
     "exact_attention_equals_the_reference",
@@ -102,6 +107,7 @@ const MAIN: &[&str] = &[
 
 /// What runs on the bare device then: every kernel whose text differs there. Most mutants are bare, too.
 const BARE_ONLY: &[&str] = &[
+    "coded_minicaches_equal_the_hosts_of_the_same_file",
     "exact_attention_masks_rows_that_are_not_finite",
     "merge_equals_its_twin_under_every_rule",
     "planes_count_and_mask_odd_rows",
@@ -113,6 +119,7 @@ const BARE_ONLY: &[&str] = &[
 
 /// What runs with fast math then: every kernel that meets a number that is not finite.
 const NOT_FINITE: &[&str] = &[
+    "coded_pairs_attend_as_their_twin",
     "exact_attention_masks_rows_that_are_not_finite",
     "exact_attention_masks_scores_beyond_f32",
     "merge_equals_its_twin_in_every_mode_and_type",

@@ -10,6 +10,7 @@
     reason = "a test that panics fails"
 )]
 
+mod coded;
 mod error;
 mod options;
 #[path = "../random/mod.rs"]

@@ -3,13 +3,13 @@
 use kvfold::minicache::{MergeOptions, Row, cpu};
 use kvfold::{Capture, Tensor};
 
-fn sample() -> Capture {
+pub(crate) fn sample() -> Capture {
     let path = format!("{}/web/samples/smollm2_prose_s128.safetensors", env!("CARGO_MANIFEST_DIR"));
     Capture::open(path).unwrap()
 }
 
 /// Neighbouring layers' keys, or values.
-fn neighbours(capture: &Capture, values: bool) -> Vec<[&Tensor; 2]> {
+pub(crate) fn neighbours(capture: &Capture, values: bool) -> Vec<[&Tensor; 2]> {
     let tensor =
         |layer: usize| if values { &capture.layers[layer].values } else { capture.keys(layer).unwrap() };
     (1..capture.layers.len()).map(|upper| [tensor(upper - 1), tensor(upper)]).collect()

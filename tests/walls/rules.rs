@@ -201,6 +201,7 @@ const ALONE: &[(&str, &str)] = &[
     ("shaders/common/append.wgsl", "copies rows bit for bit; every test of a cache runs it"),
     ("shaders/common/join.wgsl", "joins the splits that only a device makes, where they are many"),
     ("shaders/common/combine.wgsl", "joins the splits that only a device makes; every attend test runs it"),
+    ("shaders/minicache/turn.wgsl", "its twin is Rotation::apply; the twin of attend turns keys back"),
     (
         "shaders/planes/encode.wgsl",
         "its twins are encode_keys and encode_values, which share a private encode",

@@ -1,6 +1,6 @@
 //! What a call may ask for: the records of `web/types/kvfold.d.ts`.
 
-use kvfold::minicache::{MergeOptions, Mode, Retention};
+use kvfold::minicache::{DirectionPlanes, MergeOptions, Mode, Retention};
 use kvfold::qjl::cache::{Coding, NamedCoding, SketchOptions};
 use kvfold::qjl::planes::{Centring, PlanesOptions};
 use kvfold::qjl::{KeyScale, ProjectionKind};
@@ -18,6 +18,7 @@ pub(crate) struct Options {
     slerp_t: Option<f32>,
     sinks: Option<u32>,
     raw_page_share: Option<f32>,
+    direction_bits: Option<u8>,
     start_frac: Option<f64>,
     projection: Option<ProjectionKind>,
     pub(crate) sketch_dim: Option<usize>,
@@ -82,6 +83,7 @@ impl Options {
             *to = from.unwrap_or(*to);
         }
         merge.sinks = self.sinks.unwrap_or(merge.sinks);
+        merge.planes = self.direction_bits.map(|bits| DirectionPlanes::default().bits(bits));
         (merge, self.start_frac.unwrap_or(ReportOptions::default().start_frac))
     }
 

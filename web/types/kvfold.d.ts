@@ -96,6 +96,8 @@ export interface Options {
   slerp_t?: number;
   sinks?: number;
   raw_page_share?: number;
+  /** Bits of a channel of the shared directions, 1 to 5; f16 where left out. */
+  direction_bits?: number;
   start_frac?: number;
   projection?: "gaussian" | "orthogonal" | "hadamard";
   /** Sign bits of a key, its head dimension where left out. */
@@ -205,6 +207,7 @@ export interface OptionsEcho {
   slerp_t: number;
   sinks: number;
   raw_page_share: number;
+  direction_bits: number | null;
   start_frac: number;
   projection: "gaussian" | "orthogonal" | "hadamard";
   sketch_dim: number | null;

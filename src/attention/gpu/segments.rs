@@ -70,18 +70,18 @@ impl Passes {
 pub(crate) struct SegmentPasses {
     /// One for each segment.
     pub(crate) passes: Vec<Pass>,
-    parts: Parts,
+    pub(crate) parts: Parts,
 }
 
 impl SegmentPasses {
-    /// A pass for each segment, `g.tokens` not looked at. Where the partial results of all splits would take too much room,
-    /// later segments add to those of earlier ones.
+    /// A pass for each segment, which says how it is divided, `g.tokens` not looked at. Where the partial results of all splits
+    /// would take too much room, later segments add to those of earlier ones.
     pub(crate) fn new(
         gpu: &Gpu,
         g: Geometry,
         value_dim: usize,
         lengths: &[usize],
-        segments: &[Segment],
+        (kind, segments): (RowKind, &[(Segment, Tiling)]),
         options: &AttendOptions<'_>,
     ) -> Result<Self> {
         options.validate()?;
@@ -90,10 +90,9 @@ impl SegmentPasses {
         let bytes =
             checked_bytes("partial results", &[g.batch, rows, partial_stride(value_dim) as usize], 16)?;
         let most = (MAX_PARTIAL_BYTES / bytes.max(1)).max(1);
-        let tiling = Tiling::rows(g, value_dim);
         let mut used = vec![0; lengths.len()];
         let mut places = Vec::with_capacity(segments.len());
-        for segment in segments {
+        for &(ref segment, tiling) in segments {
             let (splits, split) = tiling.split(segment.tokens, g.batch);
             let (splits, split) = if splits > most {
                 (most, segment.tokens.div_ceil(most * tiling.tokens) * tiling.tokens)
@@ -105,7 +104,7 @@ impl SegmentPasses {
             *used = (*used).max(first + splits);
             places.push((segment, tiling, first, splits, split));
         }
-        let all = Passes::new(gpu, RowKind::Raw, g, value_dim, lengths, &used, [false, true], options)?;
+        let all = Passes::new(gpu, kind, g, value_dim, lengths, &used, [false, true], options)?;
         let passes = places.into_iter().map(|placed| all.pass(placed)).collect::<Result<_>>()?;
         Ok(Self { passes, parts: Parts { splits: index32(all.all_splits)?, partials: all.partials } })
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use kvfold::minicache::{MergeOptions, Mode, Retention};
+use kvfold::minicache::{DirectionPlanes, MergeOptions, Mode, Retention};
 use kvfold::qjl::cache::NamedCoding;
 use kvfold::qjl::{KeyScale, ProjectionKind};
 use kvfold::report::{PlanesRequest, ReportOptions};
@@ -110,6 +110,9 @@ pub(crate) struct MiniCacheArguments {
     /// Where on the arc from the lower (0) to the upper (1) direction the shared one lies
     #[arg(long, value_name = "T", default_value_t = MergeOptions::default().slerp_t, allow_negative_numbers = true)]
     slerp_t: f32,
+    /// Bits of a channel in which shared directions are kept, 1 to 5, after a rotation; f16 where not given
+    #[arg(long, value_name = "N")]
+    direction_bits: Option<u8>,
     /// Tokens at the start of each sequence that stay raw, under sign planes too
     #[arg(long, value_name = "N", default_value_t = MergeOptions::default().sinks)]
     sinks: u32,
@@ -216,11 +219,12 @@ impl MiniCacheArguments {
             ModeName::Anchor => Mode::Anchor,
             ModeName::Compat => Mode::Compat,
         };
-        let merge = MergeOptions::default()
+        let mut merge = MergeOptions::default()
             .mode(mode)
             .retention(self.threshold.map_or(self.retention, Retention::Cosine))
             .slerp_t(self.slerp_t)
             .sinks(self.sinks);
+        merge.planes = self.direction_bits.map(|bits| DirectionPlanes::default().bits(bits));
         (merge, self.start_frac)
     }
 }

@@ -363,7 +363,8 @@ fn read_group(
         }
         let mut read = |text: &str, dim: usize| {
             let rows = Shape::new(1, shape.kv_heads, part.stored, dim)?;
-            let layout = Layout::group(rows, shape.dtype, ledger.options.merge.mode, layers.len())?;
+            let merge = &ledger.options.merge;
+            let layout = Layout::group(rows, shape.dtype, merge.mode, layers.len())?.coded(merge.planes);
             let name = name(run, text);
             let fold: Folded = pairs::read(reader, &name, layout)?;
             let words = reader.words(&format!("{name}.causes"), &[layout.pages() * CAUSE_WORDS])?;

@@ -1,11 +1,11 @@
 //! Groups of more than two layers on one direction: the normalised mean of the rows' directions. A pair is the case of two.
 
 use super::super::config::{Cause, MergeOptions, Mode};
-use super::super::folded::{Folded, Layout, PAGE, check_arc};
+use super::super::folded::{Folded, Layout, PAGE, check_arc, check_merge};
 use super::super::slerp::OPPOSITE;
 use super::{
-    F16_MAX, F16_MIN_NORMAL, MEASURABLE, RATIO_HEADROOM, Row, empty, lane_sum, ratio, retain, similarity,
-    store_row, threshold,
+    F16_MAX, F16_MIN_NORMAL, MEASURABLE, RATIO_HEADROOM, Row, empty, lane_sum, ratio, refill, retain,
+    similarity, store_row, threshold,
 };
 use crate::error::{Error, Result};
 use crate::tensor::TensorView;
@@ -24,7 +24,8 @@ pub struct GroupRow {
 fn check(members: &[TensorView<'_>], options: &MergeOptions) -> Result<Layout> {
     options.validate()?;
     let first = members.first().ok_or_else(|| Error::range("layers folded together", "2 or more", 0))?;
-    let layout = Layout::group(first.shape(), first.dtype(), options.mode, members.len())?;
+    let layout =
+        Layout::group(first.shape(), first.dtype(), options.mode, members.len())?.coded(options.planes);
     for member in members {
         Layout::new((first.shape(), first.dtype()), (member.shape(), member.dtype()), options.mode)?;
     }
@@ -132,7 +133,7 @@ impl Probe {
     /// Measures two layers as a pair and more as a group.
     pub(crate) fn of(members: &[TensorView<'_>], options: &MergeOptions) -> Result<Self> {
         let [lower, upper] = members else { return Self::of_group(members, options) };
-        let layout = Layout::of(lower, upper, options.mode)?;
+        let layout = check_merge((lower.shape(), lower.dtype()), (upper.shape(), upper.dtype()), options)?;
         let rows = similarity(lower, upper, options)?;
         let scales = |row: &Row| vec![[row.lower, row.weight_lower], [row.upper, row.weight_upper]];
         Ok(Self { layout, scales: rows.iter().map(scales).collect(), rows })
@@ -152,12 +153,15 @@ impl Probe {
         causes: &[Option<Cause>],
         options: &MergeOptions,
     ) -> Folded {
-        let mut folded = empty(causes, self.layout, options);
+        let mut folded = empty(causes, self.layout.whole(), options);
         for (scales, (batch, head, token)) in self.scales.iter().zip(self.layout.shape.iter_rows()) {
             let rows = members.iter().map(|member| member.row_bytes(batch, head, token));
             let page = self.layout.page(batch, head, token);
             store_row(&mut folded, page, token % PAGE, &rows.collect::<Vec<_>>(), scales);
         }
-        folded
+        match self.layout.planes {
+            Some(planes) => refill(folded, planes),
+            None => folded,
+        }
     }
 }

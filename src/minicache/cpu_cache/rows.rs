@@ -1,18 +1,22 @@
 //! A layer's rows on the host, wherever they stand.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::super::cache::{Held, Host, Ledger};
 use super::super::cpu::{read_bytes, read_row};
 use crate::attention::Rows;
 use crate::cache::{LayerShape, Segment};
 use crate::error::Result;
+use crate::qjl::planes::Rotation;
 use crate::tensor::{Shape, Tensor, decode};
 
 /// Keys or values of one layer, wherever they stand.
 pub(super) struct LayerRows<'a> {
     shape: LayerShape,
     part: usize,
+    /// Of coded directions.
+    rotation: Option<Arc<Rotation>>,
     /// Of every sequence, in order of their tokens.
     sequences: Vec<Vec<(Segment, Held<'a, Host>)>>,
 }
@@ -27,7 +31,10 @@ impl<'a> LayerRows<'a> {
                 sequence.push((segment, held));
             }
         }
-        Self { shape, part, sequences }
+        let planes = ledger.options.merge.planes;
+        let dim = shape.dims().get(part).copied().unwrap_or_default();
+        let rotation = planes.map(|planes| Rotation::shared(dim, planes.rounds, planes.seed));
+        Self { shape, part, rotation, sequences }
     }
 
     /// Where a token stands, and its row there.
@@ -46,7 +53,7 @@ impl<'a> LayerRows<'a> {
             }
             Some((Held::Folded(run, member), row)) => {
                 if let Some(fold) = run.folds.get(self.part) {
-                    read_bytes(fold, (0, head, row), *member, bytes);
+                    read_bytes(fold, (0, head, row), *member, self.rotation.as_deref(), bytes);
                 }
             }
             None => bytes.resize(bytes.len() + self.width() * self.shape.dtype.size(), 0),
@@ -91,7 +98,8 @@ impl Rows for LayerRows<'_> {
                 None
             }
             (Held::Folded(run, member), index) => {
-                read_row(run.folds.get(self.part)?, (0, head, index), *member, row)
+                let fold = run.folds.get(self.part)?;
+                read_row(fold, (0, head, index), *member, self.rotation.as_deref(), row)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! MiniCache on the GPU: each private function records the kernel of the same name in `shaders/minicache/`.
 
 mod buffers;
+mod coded;
 mod params;
 mod record;
 mod variants;
@@ -10,10 +11,12 @@ pub(crate) use variants::variants;
 
 use buffers::Awaited;
 pub(in crate::minicache) use buffers::{Decided, parse_totals};
+use coded::Coders;
+pub(in crate::minicache) use coded::{Values, coded_tiling};
 
 use super::config::MergeOptions;
 use super::folded::{Layer, Layout, check_merge};
-use crate::attention::gpu::Pass;
+use crate::attention::gpu::{Pass, whole};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
 use crate::gpu::{BoundView, Gpu, KvView, ReadBack, Recording, ViewUse};
@@ -35,13 +38,14 @@ pub(in crate::minicache) const STATUS_BYTES: u64 = 48;
 #[derive(Clone, Debug)]
 pub struct Ops {
     gpu: Gpu,
+    coders: Coders,
 }
 
 impl Ops {
     /// Operations on this device. Kernels are compiled when first recorded.
     #[must_use]
     pub fn new(gpu: &Gpu) -> Self {
-        Self { gpu: gpu.clone() }
+        Self { gpu: gpu.clone(), coders: Coders::default() }
     }
 
     /// Records the similarity probe over every row of a pair.
@@ -143,14 +147,21 @@ impl Ops {
     ) -> Result<()> {
         let geometry = Geometry::of(queries.shape(), keys.layout.shape)?;
         geometry.check_values(values.layout.shape)?;
-        if keys.layout.dtype != values.layout.dtype || keys.layout.mode != values.layout.mode {
-            let kind = |layout: &Layout| format!("{} {:?}", layout.dtype, layout.mode);
+        let kind = |layout: &Layout| format!("{} {:?}, coded {:?}", layout.dtype, layout.mode, layout.planes);
+        if kind(&keys.layout) != kind(&values.layout) {
             return Err(Error::shape("folded values", kind(&keys.layout), kind(&values.layout)));
         }
         let value_dim = values.layout.shape.dim;
         output.shape().check_equal("attention output", geometry.output(value_dim)?)?;
-        let pass = Pass::new(&self.gpu, geometry, value_dim, lengths, options)?;
         let mut recording = Recording::new(&self.gpu);
+        if keys.layout.planes.is_some() {
+            let spans = whole(&geometry.lengths(lengths)?);
+            let (views, folded) = ((queries, output), ([keys, values], which.member()));
+            self.attend_both(&mut recording, geometry, views, folded, &spans, options)?;
+            recording.record(encoder);
+            return Ok(());
+        }
+        let pass = Pass::new(&self.gpu, geometry, value_dim, lengths, options)?;
         if output.shape().elements() > 0 {
             self.attend(&mut recording, &pass, queries, [keys, values], which.member())?;
             pass.combine(&mut recording, &self.gpu, options, output)?;

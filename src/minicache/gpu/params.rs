@@ -3,8 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::super::folded::Sections;
-use crate::attention::gpu::AttentionParams;
-use crate::gpu::OutputParams;
+use super::FoldedBuffers;
+use crate::attention::gpu::{AttentionParams, Pass};
+use crate::gpu::{InputParams, OutputParams};
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -84,6 +85,26 @@ pub(super) struct AttendParams {
     pub(super) units: u32,
 }
 
+impl AttendParams {
+    pub(super) fn new(
+        pass: &Pass,
+        query: [u32; 4],
+        [keys, values]: [&FoldedBuffers; 2],
+        member: usize,
+    ) -> Self {
+        Self {
+            attention: pass.params,
+            query,
+            keys: keys.totals.sections(&keys.layout),
+            values: values.totals.sections(&values.layout),
+            pages_per_head: keys.layout.pages_per_head() as u32,
+            stored: keys.layout.shape.tokens as u32,
+            layer: member as u32,
+            units: pass.units as u32,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct GroupSimilarityParams {
@@ -103,4 +124,28 @@ pub(super) struct GroupMergeParams {
     pub(super) padding: u32,
     pub(super) sections: Sections,
     pub(super) source: [u32; 4],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct RefillParams {
+    pub(super) old: Sections,
+    pub(super) fresh: Sections,
+    pub(super) words: u32,
+    pub(super) scales_at: u32,
+    pub(super) padding: [u32; 2],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct ExpandParams {
+    pub(super) coded: Sections,
+    pub(super) slots: u32,
+    pub(super) padding: [u32; 3],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct TurnParams {
+    pub(super) view: InputParams,
 }

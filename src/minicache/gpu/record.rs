@@ -85,7 +85,7 @@ impl Ops {
         options.validate()?;
         let count = layers.shape().batch;
         let shape = Shape { batch: 1, ..layers.shape() };
-        let layout = Layout::group(shape, layers.dtype(), options.mode, count)?;
+        let layout = Layout::group(shape, layers.dtype(), options.mode, count)?.coded(options.planes);
         let buffer = self.gpu.storage("rows", shape.rows() as u64 * ROW_BYTES)?;
         let scales = checked_bytes("row scales", &[shape.rows(), count, 2], 4)?;
         let scales = self.gpu.storage("row scales", scales as u64)?;
@@ -230,10 +230,10 @@ impl Ops {
         decided: &Decided,
         totals: Totals,
     ) -> Result<FoldedBuffers> {
-        let layout = decided.rows.layout;
+        let layout = decided.rows.layout.whole();
         let bytes = totals.bytes(&layout);
         if bytes == 0 {
-            return Ok(FoldedBuffers { layout, totals, store: None });
+            return Ok(FoldedBuffers { layout: decided.rows.layout, totals, store: None });
         }
         let folded = FoldedBuffers { layout, totals, store: Some(self.gpu.storage("folded pair", bytes)?) };
         match &decided.source {
@@ -242,7 +242,10 @@ impl Ops {
                 self.group_merge(recording, decided, layers, scales, &folded)?;
             }
         }
-        Ok(folded)
+        match decided.rows.layout.planes {
+            Some(planes) => self.code(recording, folded, planes),
+            None => Ok(folded),
+        }
     }
 
     fn merge_pair(
@@ -322,16 +325,7 @@ impl Ops {
         recording.add(Dispatch {
             variant: attend_variant(&keys.layout, values.layout.shape.dim, queries.dtype())
                 .with_subgroups(self.gpu.caps().shuffle_width()),
-            params: AttendParams {
-                attention: pass.params,
-                query: query.layout,
-                keys: keys.totals.sections(&keys.layout),
-                values: values.totals.sections(&values.layout),
-                pages_per_head: keys.layout.pages_per_head() as u32,
-                stored: keys.layout.shape.tokens as u32,
-                layer: member as u32,
-                units: pass.units as u32,
-            },
+            params: AttendParams::new(pass, query.layout, [keys, values], member),
             buffers: &[
                 (&query).into(),
                 Window::whole(key_store),
@@ -350,6 +344,10 @@ impl Ops {
         member: usize,
         output: &KvView,
     ) -> Result<()> {
+        if folded.layout.planes.is_some() {
+            let whole = self.expand(recording, folded)?;
+            return self.restore(recording, &whole, member, output);
+        }
         let layout = folded.layout;
         let Some(store) = &folded.store else { return Ok(()) };
         let (output, view) = output.bind_output("restored layer", &self.gpu)?;

@@ -1,10 +1,11 @@
 //! The variants of MiniCache's kernels.
 
-use super::super::config::Mode;
+use super::super::config::{DirectionPlanes, Mode};
 use super::super::folded::{Layout, PAGE};
 use super::{CAUSES, LANES, TOTALS_AT};
 use crate::attention::gpu::{FLASH, flash_constants};
 use crate::gpu::{Const, Kernel, Module, Variant};
+use crate::qjl::planes::Rotation;
 use crate::tensor::{DType, Shape};
 
 fn mode_constants(mode: Mode) -> Const {
@@ -105,6 +106,30 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
 
 pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) -> Variant {
     let values = Layout { shape: Shape { dim: value_dim, ..keys.shape }, ..*keys };
+    let mut constants = attend_constants(keys, &values);
+    constants.extend(flash_constants([keys.shape.dim, value_dim], queries));
+    let modules = [&attend_modules(keys.dtype)[..], &[Module::MiniCacheWhole], &FLASH].concat();
+    Variant::new(Kernel::FoldedAttend, &modules, &constants)
+}
+
+/// Attention over coded directions, of values the coded ones or the raw ones; queries come turned.
+pub(super) fn attend_coded_variant(keys: &Layout, value_dim: usize, coded_values: bool) -> Variant {
+    let values = Layout { shape: Shape { dim: value_dim, ..keys.shape }, ..*keys };
+    let mut constants = attend_constants(keys, &values);
+    constants.extend([
+        level_unit("KEY_LEVEL_UNIT", keys),
+        level_unit("VALUE_LEVEL_UNIT", &values),
+        Const::U32("KEY_DIM", keys.shape.dim as u32),
+        Const::U32("BITS", bits(keys)),
+        Const::Bool("CODED_VALUES", coded_values),
+    ]);
+    constants.extend(flash_constants([2 * half_width(keys.shape.dim), value_dim], DType::F32));
+    let rows = [Module::MiniCacheLevels, Module::MiniCacheCoded];
+    let modules = [&attend_modules(keys.dtype)[..], &rows, &FLASH].concat();
+    Variant::new(Kernel::FoldedAttend, &modules, &constants)
+}
+
+fn attend_constants(keys: &Layout, values: &Layout) -> Vec<Const> {
     let mut constants = vec![
         page_constant(),
         Const::U32("KEY_SLOT_WORDS", keys.slot_words() as u32),
@@ -115,11 +140,77 @@ pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) ->
         mode_constants(keys.mode),
     ];
     constants.extend(layer_constants(keys));
-    constants.extend(flash_constants([keys.shape.dim, value_dim], queries));
-    let stored = [Module::Float, Module::Load(keys.dtype), Module::Bits(keys.dtype), Module::Eight];
-    let folded = [Module::MiniCacheRow, Module::MiniCachePage, Module::MiniCacheStored];
-    let modules = [&stored[..], &folded, &FLASH].concat();
-    Variant::new(Kernel::FoldedAttend, &modules, &constants)
+    constants
+}
+
+const fn attend_modules(dtype: DType) -> [Module; 7] {
+    [
+        Module::Float,
+        Module::Load(dtype),
+        Module::Bits(dtype),
+        Module::Eight,
+        Module::MiniCacheRow,
+        Module::MiniCachePage,
+        Module::MiniCacheStored,
+    ]
+}
+
+/// Channels of a turned query in either basis: whole eights.
+pub(super) const fn half_width(dim: usize) -> usize {
+    dim.next_multiple_of(8)
+}
+
+fn level_unit(name: &'static str, layout: &Layout) -> Const {
+    Const::F32(name, layout.level_unit().to_bits())
+}
+
+fn bits(layout: &Layout) -> u32 {
+    layout.planes.map_or(0, |planes| planes.bits.into())
+}
+
+/// What names the sections of a store, and the constants of that.
+fn sections(layout: &Layout) -> ([Module; 2], Vec<Const>) {
+    let mut constants = vec![mode_constants(layout.mode)];
+    constants.extend(layer_constants(layout));
+    ([Module::MiniCacheRow, Module::MiniCachePage], constants)
+}
+
+/// Puts other slots into a store: codes, with their scalars, or directions.
+pub(super) fn refill_variant(layout: &Layout, codes: bool) -> Variant {
+    let (modules, mut constants) = sections(layout);
+    constants.extend([Const::Bool("CODES", codes), level_unit("LEVEL_UNIT", layout)]);
+    Variant::new(Kernel::Refill, &modules, &constants)
+}
+
+/// What a rotation of `channels` needs, of whatever rows.
+fn rotation_constants(rotation: &Rotation, rounds: u8) -> [Const; 4] {
+    [
+        Const::U32("HEAD_DIM", rotation.channels() as u32),
+        Const::U32("ROUNDS", rounds.into()),
+        Const::Bool("HADAMARD", rotation.signs().is_some()),
+        Const::F32("FACTOR", rotation.factor().to_bits()),
+    ]
+}
+
+/// Takes codes back to directions.
+pub(super) fn expand_variant(layout: &Layout, rotation: &Rotation, rounds: u8) -> Variant {
+    let (sections, mut constants) = sections(layout);
+    constants.extend([
+        Const::U32("CODE_WORDS", layout.slot_words() as u32),
+        Const::U32("BITS", bits(layout)),
+        level_unit("LEVEL_UNIT", layout),
+    ]);
+    constants.extend(rotation_constants(rotation, rounds));
+    let modules = [&sections[..], &[Module::MiniCacheLevels, Module::PlaneRotate]].concat();
+    Variant::new(Kernel::Expand, &modules, &constants)
+}
+
+/// Turns queries.
+pub(super) fn turn_variant(queries: DType, rotation: &Rotation, rounds: u8) -> Variant {
+    let mut constants = vec![Const::U32("WIDTH", half_width(rotation.channels()) as u32)];
+    constants.extend(rotation_constants(rotation, rounds));
+    let modules = [Module::Float, Module::View, Module::Load(queries), Module::PlaneRotate];
+    Variant::new(Kernel::Turn, &modules, &constants)
 }
 
 /// Every variant some adapter can take, for a selection of head dimensions.
@@ -133,7 +224,7 @@ pub(crate) fn variants() -> Vec<Variant> {
         .flat_map(|(dim, dtype)| modes.map(|mode| (dim, dtype, mode)))
     {
         let shape = Shape { batch: 1, heads: 1, tokens: PAGE, dim };
-        let layout = Layout { shape, dtype, mode, layers: 2 };
+        let layout = Layout { shape, dtype, mode, layers: 2, planes: None, apart: false };
         variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
         variants.push(arrange_variant(&layout));
         for layers in [3, 8].into_iter().filter(|_| mode != Mode::Compat) {
@@ -148,10 +239,36 @@ pub(crate) fn variants() -> Vec<Variant> {
             let variant = attend_variant(&layout, dim, queries);
             variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));
         }
+        if mode == Mode::Shared {
+            variants.extend(coded_variants(layout));
+        }
         for aligned in [false, dim % 2 == 0] {
             let variant = similarity_variant(&layout, aligned);
             let widths = [None, Some(4), Some(8), Some(32)];
             variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+        }
+    }
+    variants
+}
+
+/// What coded directions take.
+fn coded_variants(layout: Layout) -> Vec<Variant> {
+    let (dim, mut variants) = (layout.shape.dim, Vec::new());
+    let planes = DirectionPlanes::default();
+    let rotation = Rotation::shared(dim, planes.rounds, planes.seed);
+    for bits in [1, 3, 5] {
+        let layout = layout.coded(Some(planes.bits(bits)));
+        variants.extend([
+            refill_variant(&layout, true),
+            refill_variant(&layout.whole(), false),
+            expand_variant(&layout, &rotation, planes.rounds),
+            turn_variant(layout.dtype, &rotation, planes.rounds),
+        ]);
+        variants
+            .extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout.whole())));
+        for coded_values in [false, true] {
+            let variant = attend_coded_variant(&layout, dim, coded_values);
+            variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));
         }
     }
     variants

@@ -1,14 +1,31 @@
 //! Reading a layer: attention over folded runs and raw blocks in one softmax, and the rows restored.
 
 use super::super::cache::Held;
+use super::super::config::DirectionPlanes;
+use super::super::gpu::{Values, coded_tiling};
 use super::MiniCache;
-use crate::attention::gpu::{Ops as ExactOps, SegmentPasses};
+use crate::attention::gpu::{Ops as ExactOps, Parts, RowKind, SegmentPasses, Tiling};
 use crate::attention::{AttendOptions, Geometry};
 use crate::cache::Segment;
 use crate::error::{Error, Result};
 use crate::gpu::block::copy;
-use crate::gpu::{KvView, Recording};
+use crate::gpu::{Gpu, KvView, Recording};
 use crate::tensor::Shape;
+
+/// What all passes of one call share.
+struct Call<'a> {
+    layer: usize,
+    geometry: Geometry,
+    value_dim: usize,
+    lengths: &'a [usize],
+    options: &'a AttendOptions<'a>,
+}
+
+impl Call<'_> {
+    fn passes(&self, gpu: &Gpu, kind: RowKind, segments: &[(Segment, Tiling)]) -> Result<SegmentPasses> {
+        SegmentPasses::new(gpu, self.geometry, self.value_dim, self.lengths, (kind, segments), self.options)
+    }
+}
 
 impl MiniCache {
     /// Records attention of one layer into `output`, `[sequences, query_heads, queries, value_dim]` of any element type: query
@@ -32,29 +49,106 @@ impl MiniCache {
         let keys = Shape::new(self.sequences(), shape.kv_heads, tokens, shape.key_dim)?;
         let geometry = Geometry::of(queries.shape(), keys)?;
         output.shape().check_equal("attention output", geometry.output(shape.value_dim)?)?;
-        let held = self.ledger.segments(layer);
-        let segments: Vec<Segment> = held.iter().map(|(segment, _)| *segment).collect();
-        let passes = SegmentPasses::new(&self.gpu, geometry, shape.value_dim, &lengths, &segments, options)?;
+        let call = Call { layer, geometry, value_dim: shape.value_dim, lengths: &lengths, options };
         let mut recording = Recording::new(&self.gpu);
-        if output.shape().elements() > 0 {
-            let exact = ExactOps::new(&self.gpu);
-            for ((segment, held), pass) in held.iter().zip(&passes.passes) {
-                match held {
-                    Held::Raw(block, at) => {
-                        let [keys, values] = block.views(*at, segment.tokens);
-                        exact.exact(&mut recording, pass, [queries, &keys, &values])?;
-                    }
-                    Held::Folded(run, member) => {
-                        let [keys, values] = &run.folds;
-                        let folds = [&keys.buffers, &values.buffers];
-                        self.ops.attend(&mut recording, pass, queries, folds, *member)?;
-                    }
-                }
-            }
-            passes.combine(&mut recording, &self.gpu, options, output)?;
+        match self.ledger.options.merge.planes {
+            Some(planes) => self.attend_coded(&mut recording, &call, planes, queries, output)?,
+            None => self.attend_whole(&mut recording, &call, queries, output)?,
         }
         recording.record(encoder);
         Ok(())
+    }
+
+    /// Attention where directions are whole: one softmax over folded runs and raw blocks.
+    fn attend_whole(
+        &self,
+        recording: &mut Recording<'_>,
+        call: &Call<'_>,
+        queries: &KvView,
+        output: &KvView,
+    ) -> Result<()> {
+        let held = self.ledger.segments(call.layer);
+        let tiling = Tiling::rows(call.geometry, call.value_dim);
+        let segments: Vec<_> = held.iter().map(|(segment, _)| (*segment, tiling)).collect();
+        let passes = call.passes(&self.gpu, RowKind::Raw, &segments)?;
+        if output.shape().elements() == 0 {
+            return Ok(());
+        }
+        let exact = ExactOps::new(&self.gpu);
+        for ((segment, held), pass) in held.iter().zip(&passes.passes) {
+            match held {
+                Held::Raw(block, at) => {
+                    let [keys, values] = block.views(*at, segment.tokens);
+                    exact.exact(recording, pass, [queries, &keys, &values])?;
+                }
+                Held::Folded(run, member) => {
+                    let [keys, values] = &run.folds;
+                    let folds = [&keys.buffers, &values.buffers];
+                    self.ops.attend(recording, pass, queries, folds, *member)?;
+                }
+            }
+        }
+        passes.combine(recording, &self.gpu, call.options, output)
+    }
+
+    /// Attention where directions are coded: what comes of coded values is rotated, and has partial results of its own.
+    fn attend_coded(
+        &self,
+        recording: &mut Recording<'_>,
+        call: &Call<'_>,
+        planes: DirectionPlanes,
+        queries: &KvView,
+        output: &KvView,
+    ) -> Result<()> {
+        let held = self.ledger.segments(call.layer);
+        let (rows, twice) =
+            (Tiling::rows(call.geometry, call.value_dim), coded_tiling(call.geometry, call.value_dim));
+        let (mut coded, mut raw) = (Vec::new(), Vec::new());
+        let (mut coded_runs, mut raw_rows) = (Vec::new(), Vec::new());
+        for (segment, held) in &held {
+            match held {
+                Held::Raw(..) => raw.push((*segment, rows)),
+                Held::Folded(run, _) => {
+                    let [_, values] = &run.folds;
+                    if Values::Coded.are_in(&values.buffers) {
+                        coded.push((*segment, twice));
+                        coded_runs.push(held);
+                    }
+                    if !Values::Raw.are_in(&values.buffers) {
+                        continue;
+                    }
+                    raw.push((*segment, twice));
+                }
+            }
+            raw_rows.push((segment, held));
+        }
+        let coded = call.passes(&self.gpu, RowKind::Coded, &coded)?;
+        let raw = call.passes(&self.gpu, RowKind::Raw, &raw)?;
+        if output.shape().elements() == 0 {
+            return Ok(());
+        }
+        let turned = self.ops.turn(recording, queries, planes)?;
+        let exact = ExactOps::new(&self.gpu);
+        for ((segment, held), pass) in raw_rows.iter().zip(&raw.passes) {
+            match held {
+                Held::Raw(block, at) => {
+                    let [keys, values] = block.views(*at, segment.tokens);
+                    exact.exact(recording, pass, [queries, &keys, &values])?;
+                }
+                Held::Folded(run, member) => {
+                    let folds = run.folds.each_ref().map(|fold| &fold.buffers);
+                    self.ops.attend_coded(recording, pass, &turned, folds, (*member, Values::Raw))?;
+                }
+            }
+        }
+        for (held, pass) in coded_runs.iter().zip(&coded.passes) {
+            let Held::Folded(run, member) = held else { continue };
+            let folds = run.folds.each_ref().map(|fold| &fold.buffers);
+            self.ops.attend_coded(recording, pass, &turned, folds, (*member, Values::Coded))?;
+        }
+        let found =
+            Parts { splits: if coded.passes.is_empty() { 0 } else { coded.parts.splits }, ..coded.parts };
+        self.ops.join_coded(recording, [&found, &raw.parts], (call.value_dim, planes), call.options, output)
     }
 
     /// Records the restoring of a layer's keys and values, as they are attended to, into `[sequences, kv_heads, tokens, dim]` of

@@ -262,7 +262,7 @@ fn encode(
 }
 
 /// Rotates `row`, chooses its codes, and gives `nu`; infinity where the sum of squares leaves f32.
-fn encode_segment(rotation: &Rotation, planes: u8, row: &mut [f32], codes: &mut [u8]) -> f32 {
+pub(crate) fn encode_segment(rotation: &Rotation, planes: u8, row: &mut [f32], codes: &mut [u8]) -> f32 {
     rotation.apply(row);
     let squares = dot(row, row);
     if !squares.is_finite() {
@@ -307,7 +307,7 @@ pub(super) fn top_code(planes: u8) -> f32 {
 }
 
 /// The level that a code stands for: odd, or the signed byte itself.
-pub(super) fn level(planes: u8, code: f32) -> f32 {
+pub(crate) fn level(planes: u8, code: f32) -> f32 {
     if planes == BYTE {
         return f32::from((code as u8).cast_signed());
     }
@@ -338,7 +338,7 @@ pub(super) fn gather(codec: &Codec, order: &[u16], from: &[f32], to: &mut [f32])
 }
 
 /// Appends codes of `planes` bits, least significant bit first, on fresh words.
-fn pack(codes: &[u8], planes: u8, words: &mut Vec<u32>) {
+pub(crate) fn pack(codes: &[u8], planes: u8, words: &mut Vec<u32>) {
     let (mut word, mut filled) = (0u64, 0);
     for &code in codes {
         word |= u64::from(code) << filled;
@@ -364,19 +364,24 @@ pub(super) fn read_codes(codes: &PlaneCodes, index: usize, row: &mut [f32], nu: 
         }
         *nu = Some(stored.nu[index].to_f32()).filter(|nu| nu.is_finite())?;
         let words = &stored.words[index * segment.words()..(index + 1) * segment.words()];
-        let (bits, mask) = (u32::from(segment.planes), (1u64 << segment.planes) - 1);
-        let (mut words, mut word, mut left) = (words.iter(), 0u64, 0);
-        for x in &mut row[channels] {
-            if left < bits {
-                word |= u64::from(words.next().copied().unwrap_or(0)) << left;
-                left += 32;
-            }
-            *x = (word & mask) as u8 as f32;
-            word >>= bits;
-            left -= bits;
-        }
+        unpack(words, segment.planes, &mut row[channels]);
     }
     Some(())
+}
+
+/// Codes of `planes` bits as numbers, what [`pack`] has packed.
+pub(crate) fn unpack(words: &[u32], planes: u8, row: &mut [f32]) {
+    let (bits, mask) = (u32::from(planes), (1u64 << planes) - 1);
+    let (mut words, mut word, mut left) = (words.iter(), 0u64, 0);
+    for x in row {
+        if left < bits {
+            word |= u64::from(words.next().copied().unwrap_or(0)) << left;
+            left += 32;
+        }
+        *x = (word & mask) as u8 as f32;
+        word >>= bits;
+        left -= bits;
+    }
 }
 
 /// Means of blocks of keys in f16, `[batch, heads, blocks, dim]`.

@@ -1,12 +1,19 @@
 //! Rotations of rows before they are coded: orthogonal, drawn from a seed, norms kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
 
 use super::super::draws::{Draws, orthogonal};
 use super::super::projection::{flip, walsh_hadamard};
 use super::config::{CodeLayout, PlanesOptions};
 use crate::attention::dot;
 use crate::digest::Fnv;
+
+/// Channels, rounds and seed of a drawn rotation.
+type Drawn = (usize, u8, u64);
+
+/// Rotations that [`Rotation::shared`] keeps.
+const SHARED: usize = 8;
 
 /// An orthogonal matrix `R` of `n` channels.
 ///
@@ -40,6 +47,21 @@ impl Rotation {
             Store::Matrix(orthogonal(&mut draws, channels, channels, 1.0))
         };
         Self { channels, store }
+    }
+
+    /// [`Rotation::new`], drawn once for all who ask while it is among the last few: a Haar-random matrix takes long.
+    pub(crate) fn shared(channels: usize, rounds: u8, seed: u64) -> Arc<Self> {
+        static LAST: Mutex<VecDeque<(Drawn, Arc<Rotation>)>> = Mutex::new(VecDeque::new());
+        let key = (channels, rounds, seed);
+        // A panic of another holder leaves whole rotations.
+        let mut last = LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((_, found)) = last.iter().find(|(of, _)| *of == key) {
+            return found.clone();
+        }
+        let drawn = Arc::new(Self::new(channels, rounds, seed));
+        last.truncate(SHARED - 1);
+        last.push_front((key, drawn.clone()));
+        drawn
     }
 
     /// Channels, `n`.

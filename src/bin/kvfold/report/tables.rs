@@ -75,7 +75,9 @@ fn folding(options: &OptionsEcho) -> String {
         Retention::Never => "none raw by rule".to_owned(),
     };
     let arc = if options.mode == Mode::Anchor { String::new() } else { format!(", t {}", options.slerp_t) };
-    format!("{mode}{arc}, {raw}, first {} raw", counted(options.sinks.into(), "token"))
+    let coded = options.direction_bits.map(|bits| format!(" in {} a channel", counted(bits.into(), "bit")));
+    let coded = coded.unwrap_or_default();
+    format!("{mode}{coded}{arc}, {raw}, first {} raw", counted(options.sinks.into(), "token"))
 }
 
 /// The options of QJL in words.

@@ -242,7 +242,7 @@ impl Ops {
     }
 
     /// Joins what passes over coded rows and over raw ones have left. What came of rotated values is turned back first.
-    pub(in crate::qjl) fn join(
+    pub(crate) fn join(
         &self,
         recording: &mut Recording<'_>,
         parts: AllParts<'_>,

@@ -17,6 +17,8 @@ use crate::gpu::{Arithmetic, Dispatch, InputParams, KvView, Recording, ViewUse, 
 use crate::qjl::gpu::Ops as SketchOps;
 use crate::tensor::checked_bytes;
 
+/// Bytes of the counts of odd rows.
+const STATUS_BYTES: u64 = 12;
 /// Invocations of a workgroup that moves words.
 const WORKGROUP: u64 = 128;
 
@@ -101,6 +103,49 @@ impl Ops {
             (Some(_), Side::Values) => SketchOps::new(&self.gpu).quantize_values(recording, rows, &coding)?,
         }
         self.tile(recording, rows, codec, &coding.rows, codes, first)
+    }
+
+    /// Codes rows as values are, and leaves them as they come: codes row after row in words, then, from the word given on,
+    /// scalars in f16.
+    pub(crate) fn encode_rows(
+        &self,
+        recording: &mut Recording<'_>,
+        rows: &KvView,
+        codec: &CodecBuffer,
+    ) -> Result<(wgpu::Buffer, usize)> {
+        let (shape, layout) = (rows.shape(), codec.codec.values());
+        let words: usize = layout.segments().iter().map(super::super::Segment::words).sum();
+        let scales_at = shape.rows() * words;
+        let bytes = checked_bytes("coded rows", &[scales_at + shape.rows().div_ceil(2)], 4)?;
+        let buffer = self.gpu.storage("coded rows", bytes as u64)?;
+        let status = self.gpu.storage("status", STATUS_BYTES)?;
+        let (tables, positions) = self.plain(1, shape.dim)?;
+        let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
+        recording.add(Dispatch {
+            variant: self.make(codec).encode(layout, false, rows.dtype()),
+            params: EncodeParams {
+                view,
+                set_heads: tables.set_heads(),
+                fine_at: positions.angles.fine_at,
+                scales_at: index32(scales_at)?,
+                means_at: 0,
+                block: 1,
+                position: 0,
+                consecutive: 1,
+                padding: 0,
+            },
+            buffers: &[
+                input,
+                Window::whole(&tables.buffer),
+                Window::whole(&codec.rotations),
+                Window::whole(&positions.angles.buffer),
+                Window::whole(&positions.positions),
+                Window::whole(&buffer),
+                Window::whole(&status),
+            ],
+            workgroups: (shape.rows() as u64).div_ceil(2),
+        })?;
+        Ok((buffer, scales_at))
     }
 
     /// Codes rotated rows.

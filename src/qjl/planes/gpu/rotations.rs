@@ -49,6 +49,11 @@ impl CodecBuffer {
         &self.codec
     }
 
+    /// The rotations.
+    pub(crate) const fn rotations(&self) -> &wgpu::Buffer {
+        &self.rotations
+    }
+
     /// Bytes of the rotations.
     #[must_use]
     pub fn bytes(&self) -> u64 {
