@@ -1,6 +1,5 @@
 // What can be measured and stored of a row; the same bounds as in src/minicache/cpu.rs.
 
-const F16_MIN_NORMAL: f32 = 6.1035156e-5;
 const F16_MAX: f32 = 65504.0;
 // Rows whose largest number lies outside stay raw: the inverse of their norm, or a weight, would leave f32's normal range.
 const MEASURABLE: vec2<f32> = vec2<f32>(7.888609e-31, 1.2676506e30);
@@ -12,5 +11,5 @@ fn measurable(peak: f32) -> bool {
 }
 
 fn storable(magnitude: f32) -> bool {
-    return magnitude == 0.0 || (magnitude >= F16_MIN_NORMAL && magnitude <= F16_MAX);
+    return magnitude == 0.0 || (magnitude >= MAGNITUDE_MIN && magnitude <= MAGNITUDE_MAX);
 }

@@ -84,7 +84,7 @@ impl DirectionPlanes {
         self
     }
 
-    fn validate(&self, mode: Mode) -> Result<()> {
+    pub(super) fn validate(&self, mode: Mode) -> Result<()> {
         if !(1..=MAX_PLANES).contains(&self.bits) {
             return Err(Error::range("planes.bits", format!("1 to {MAX_PLANES}"), self.bits));
         }

@@ -12,7 +12,7 @@ mod restore;
 pub use attend::attend;
 pub(crate) use attend::read_row;
 use code::expand;
-pub(crate) use code::{refill, rotation};
+pub(crate) use code::{check_digests, refill, rotation, rotation_digests};
 pub(crate) use group::Probe;
 pub use group::{GroupRow, group_merge, group_similarity};
 pub use join::join;
@@ -24,16 +24,13 @@ use half::f16;
 
 use super::config::{Cause, MergeOptions, Mode, Retention};
 use super::cut::{Cut, Frame, order_key};
-use super::folded::{Folded, Layout, PAGE, Page, Totals, check_merge};
+use super::folded::{F16_MAX, Folded, Layout, PAGE, Page, Totals, check_merge};
 use super::slerp;
 use crate::error::Result;
 use crate::tensor::{DType, TensorView, decode, encode};
 
 /// Lanes that share a row, in twin and kernel.
 const LANES: usize = 16;
-/// The smallest normal f16; smaller magnitudes would be stored with few bits or flushed to zero.
-const F16_MIN_NORMAL: f32 = 6.103_515_6e-5;
-const F16_MAX: f32 = 65504.0;
 /// Rows whose largest number lies outside stay raw: the inverse of their norm, or a weight, would leave f32's normal range,
 /// which devices may flush to zero.
 const MEASURABLE: std::ops::RangeInclusive<f32> = 7.888_609e-31..=1.267_650_6e30;
@@ -91,7 +88,8 @@ fn lane_sum(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 /// Measures one pair of rows.
-fn measure(lower: &[f32], upper: &[f32], mode: Mode, t: f32, dtype: DType) -> Row {
+fn measure(lower: &[f32], upper: &[f32], layout: &Layout, t: f32) -> Row {
+    let mode = layout.mode;
     if lower.iter().chain(upper).any(|x| !x.is_finite()) {
         return Row { fault: Some(Cause::NonFinite), ..Row::default() };
     }
@@ -129,19 +127,20 @@ fn measure(lower: &[f32], upper: &[f32], mode: Mode, t: f32, dtype: DType) -> Ro
     } else {
         let (a, b) = (row.weight_lower, row.weight_upper);
         let peak_direction = lower.iter().zip(upper).fold(0.0f32, |p, (x, y)| p.max((a * x + b * y).abs()));
-        out_of_range(&row, peak_lower, peak_direction, mode, dtype).then_some(Cause::Range)
+        out_of_range(&row, peak_lower, peak_direction, layout).then_some(Cause::Range)
     };
     row
 }
 
 /// Whether a stored magnitude or a restored number would leave its type.
-fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, mode: Mode, dtype: DType) -> bool {
-    let stored = |m: f32| m == 0.0 || (F16_MIN_NORMAL..=F16_MAX).contains(&m);
-    match mode {
+fn out_of_range(row: &Row, peak_lower: f32, peak_direction: f32, layout: &Layout) -> bool {
+    let [least, most] = layout.storable();
+    let stored = |m: f32| m == 0.0 || (least..=most).contains(&m);
+    match layout.mode {
         Mode::Shared => !stored(row.lower) || !stored(row.upper),
         Mode::Anchor => {
             let ratio = ratio(row.upper, row.lower);
-            !stored(ratio) || ratio * peak_lower > dtype.largest() * RATIO_HEADROOM
+            !stored(ratio) || ratio * peak_lower > layout.dtype.largest() * RATIO_HEADROOM
         }
         Mode::Compat => row.upper * peak_direction > F16_MAX,
     }
@@ -167,7 +166,7 @@ pub fn similarity(
     for (batch, head, token) in layout.shape.iter_rows() {
         lower.read_row(batch, head, token, &mut a);
         upper.read_row(batch, head, token, &mut b);
-        rows.push(measure(&a, &b, options.mode, options.slerp_t, layout.dtype));
+        rows.push(measure(&a, &b, &layout, options.slerp_t));
     }
     Ok(rows)
 }

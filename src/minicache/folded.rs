@@ -11,6 +11,10 @@ use crate::tensor::{DType, Shape};
 
 /// Tokens of a page.
 pub const PAGE: usize = 32;
+/// The smallest normal f16; smaller magnitudes would be stored with few bits or flushed to zero.
+const F16_MIN_NORMAL: f32 = 6.103_515_6e-5;
+/// The largest f16.
+pub(crate) const F16_MAX: f32 = 65504.0;
 /// The most layers that are folded onto one direction.
 pub const MAX_GROUP: usize = 8;
 
@@ -106,8 +110,9 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The same with directions coded.
-    pub(crate) const fn coded(self, planes: Option<DirectionPlanes>) -> Self {
+    /// The same with directions coded, where they are.
+    #[must_use]
+    pub const fn coded(self, planes: Option<DirectionPlanes>) -> Self {
         Self { planes, apart: planes.is_some(), ..self }
     }
 
@@ -154,8 +159,17 @@ impl Layout {
         }
     }
 
-    /// What a level of a coded direction counts: a power of two not above `1 / sqrt(dim)`, so that a layer's magnitude, which
-    /// takes the code's scalar over it, never grows, and shrinks little.
+    /// The norms that may merge, beside 0: those that f16 holds as normal numbers. Of a coded direction the code's scalar goes into
+    /// the magnitude, which shrinks to a thirtieth at the least, and rounding adds to what is restored.
+    pub(crate) const fn storable(&self) -> [f32; 2] {
+        match self.planes {
+            Some(_) => [64.0 * F16_MIN_NORMAL, F16_MAX * (1.0 - 1.0 / 256.0)],
+            None => [F16_MIN_NORMAL, F16_MAX],
+        }
+    }
+
+    /// What a level of a coded direction counts: a power of two not below `1 / sqrt(dim)`. Levels are odd, so that a row of them is
+    /// as long as `sqrt(dim)` at the least, and a magnitude that takes the code's scalar over a level's count in never grows.
     pub(crate) const fn level_unit(&self) -> f32 {
         1.0 / (1u32 << (self.shape.dim.ilog2() / 2)) as f32
     }
@@ -285,7 +299,8 @@ pub struct Folded {
     pub layout: Layout,
     /// The page table, `[batch, heads, pages]`.
     pub pages: Vec<Page>,
-    /// `[slots, slot_words]`: two f16 or bf16 channels a word, the even one low, or one f32.
+    /// `[slots, slot_words]`: two f16 or bf16 channels a word, the even one low, or one f32; of coded directions the codes of
+    /// all channels, least significant bit first.
     pub slots: Vec<u32>,
     /// Two f16 a word, `[slots, magnitudes_per_slot]`; of a Shared slot the lower layer's stands low.
     pub magnitudes: Vec<u32>,
@@ -329,9 +344,12 @@ impl Folded {
     /// Checks that stores are as long as the totals say and that every page lies within them.
     ///
     /// # Errors
-    /// [`Error::Shape`] naming the first that does not fit.
+    /// [`Error::Shape`] naming the first that does not fit, [`Error::Range`] when directions cannot be coded as the layout says.
     pub fn check(&self) -> Result<()> {
         let (layout, totals) = (&self.layout, &self.totals);
+        if let Some(planes) = &layout.planes {
+            planes.validate(layout.mode)?;
+        }
         let wanted = [
             ("page table", layout.pages(), self.pages.len()),
             ("slots", totals.slots as usize * layout.slot_words(), self.slots.len()),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{FoldOptions, Part};
 use crate::capture::{Capture, CaptureInfo, MAX_SIZE};
 use crate::error::{Error, Result};
+use crate::minicache::cpu::rotation_digests;
 use crate::minicache::{MergeOptions, Role, pair_layers_depth};
 use crate::qjl::ProjectionKind;
 use crate::qjl::cache::{Coding, SketchOptions};
@@ -59,6 +60,9 @@ pub(super) enum Method {
         start_frac: f64,
         /// Lower and upper layer of each pair.
         pairs: Vec<[usize; 2]>,
+        /// Digests of the rotations of coded directions, by their channels.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        rotations: BTreeMap<usize, String>,
     },
     Planes {
         options: PlanesOptions,
@@ -92,6 +96,14 @@ impl Method {
     }
 }
 
+/// Channels of the tensors that are folded in pairs.
+pub(super) fn paired_dims(layers: &[LayerHead], pairs: &[[usize; 2]]) -> impl Iterator<Item = usize> {
+    pairs
+        .iter()
+        .filter_map(|[lower, _]| layers.get(*lower))
+        .flat_map(|layer| [layer.key_dim, layer.value_dim])
+}
+
 impl Head {
     pub(super) fn of(capture: &Capture, options: &FoldOptions) -> Result<Self> {
         let layers = (0..capture.layers.len()).map(|index| {
@@ -109,7 +121,8 @@ impl Head {
             FoldOptions::MiniCache { merge, start_frac } => {
                 merge.validate()?;
                 let pairs = pairs(&layers, *start_frac)?;
-                Method::Minicache { merge: merge.clone(), start_frac: *start_frac, pairs }
+                let rotations = rotation_digests(paired_dims(&layers, &pairs), merge.planes)?;
+                Method::Minicache { merge: merge.clone(), start_frac: *start_frac, pairs, rotations }
             }
             FoldOptions::Coded(coding) => {
                 coding.validate()?;

@@ -39,9 +39,10 @@ use crate::capture::{Capture, CaptureInfo, Layer};
 use crate::container::to_file_dtype;
 use crate::error::{Error, Result};
 use crate::minicache::MergeOptions;
+use crate::minicache::cpu::{check_digests, rotation_digests};
 use crate::qjl::cache::{Coding, NamedCoding};
 use crate::tensor::{DType, Shape, Strides, Tensor, TensorView};
-use head::{Head, Method};
+use head::{Head, Method, paired_dims};
 use tensors::{Reader, Tensors};
 
 /// The newest version of the format, metadata `kvfold.store`; the only one there is so far.
@@ -231,7 +232,11 @@ impl Store {
     /// Reads, and so checks, everything folded; restores it where it is to go somewhere.
     fn walk(&self, reader: &mut Reader<'_>, restored: Option<&mut Restored>) -> Result<()> {
         match &self.head.method {
-            Method::Minicache { pairs, merge, .. } => pairs::walk(self, merge, pairs, reader, restored),
+            Method::Minicache { pairs, merge, rotations, .. } => {
+                let dims = paired_dims(&self.head.layers, pairs);
+                check_digests(rotations, &rotation_digests(dims, merge.planes)?)?;
+                pairs::walk(self, merge, pairs, reader, restored)
+            }
             Method::Planes { options, rotations } => {
                 planes::walk(self, &Coding::Planes(*options), rotations, reader, restored)
             }

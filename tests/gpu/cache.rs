@@ -1,5 +1,7 @@
 //! MiniCache as a cache on a device, driven through the same lives as the CPU's.
 
+use std::cell::Cell;
+
 use kvfold::attention::AttendOptions;
 use kvfold::cache::{LayerShape, Step};
 use kvfold::gpu::ReadBack;
@@ -120,6 +122,32 @@ impl Cache for Device {
         let host = CpuMiniCache::load(&file)?;
         assert_eq!(host.save()?, file);
         assert_eq!(host.report().layers, self.report().layers);
+        self.attends_as(&host)
+    }
+}
+
+impl Device {
+    /// The host's cache of the same file holds the same codes, so that both attend alike but for the order of sums.
+    fn attends_as(&mut self, host: &CpuMiniCache) -> Result<()> {
+        let (sequences, dim) = (self.cache.sequences(), self.shape.key_dim);
+        let queries = Shape::new(sequences, 2 * self.shape.kv_heads, 2, dim)?;
+        let queries = similar_layers(3, 1, queries, 0.5).remove(0);
+        let sinks = vec![0.5; 2 * self.shape.kv_heads];
+        for options in [
+            AttendOptions::default().causal(true),
+            AttendOptions::default().window(50).soft_cap(20.0),
+            AttendOptions::default().sink_logits(&sinks),
+        ] {
+            for layer in 0..self.cache.layers() {
+                let have = self.attend(layer, &queries, &options)?;
+                let want = host.attend(layer, &queries.view(), &options)?;
+                for (x, y) in have.chunks(self.shape.value_dim).zip(want.chunks(self.shape.value_dim)) {
+                    let length = y.iter().map(|y| y * y).sum::<f32>().sqrt();
+                    let apart = x.iter().zip(y).map(|(x, y)| (x - y).powi(2)).sum::<f32>().sqrt();
+                    assert!(apart <= 1e-3 * length, "layer {layer}: {apart} of {length}, {options:?}");
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -130,7 +158,7 @@ fn tolerance(model: &Model) -> Tolerance {
     let ulp = if model.shape.dtype == DType::Bf16 { 2f32.powi(-7) } else { 2f32.powi(-10) };
     if model.options.merge.planes.is_some() {
         // A number within rounding of a bound may fall on either side of it: a step of one level, of which a row is as long as
-        // the root of its channels at least. What is the same in codes coded.rs holds to rounding.
+        // the root of its channels at least. That both attend alike to the same codes is seen at every reload.
         let [key_dim, value_dim] = model.shape.dims();
         let step = 2.0 / (key_dim.min(value_dim) as f32).sqrt();
         return Tolerance { row: step, attention: step };
@@ -139,10 +167,15 @@ fn tolerance(model: &Model) -> Tolerance {
 }
 
 fn lives(gpu: &Gpu) -> Result<()> {
-    for seed in 0..2 {
-        let make = |model: &Model| Ok(Box::new(Device::new(gpu, model)?) as Box<dyn Cache>);
+    let coded = Cell::new(0);
+    for seed in [0, 1, 3] {
+        let make = |model: &Model| {
+            coded.set(coded.get() + usize::from(model.options.merge.planes.is_some()));
+            Ok(Box::new(Device::new(gpu, model)?) as Box<dyn Cache>)
+        };
         caches::life(seed, 16, tolerance, make)?;
     }
+    assert_eq!(coded.get(), 1, "of three lives");
     Ok(())
 }
 

@@ -40,8 +40,8 @@ fn compare(kernel: &Folded, twin: &Folded, context: &str) {
     for (slot, _) in same.iter().enumerate().filter(|(_, same)| **same) {
         for at in slot * twin.layout.layers..(slot + 1) * twin.layout.layers {
             let (a, b) = (half(&kernel.magnitudes, at), half(&twin.magnitudes, at));
-            // Length, scalar and product, an ulp each; f16's smallest steps may be flushed to zero.
-            assert!((a - b).abs() <= 3e-3 * b + 6.2e-5, "{context}: {a} {b}");
+            // Length, scalar and product, an ulp each.
+            assert!((a - b).abs() <= 3e-3 * b, "{context}: {a} {b}");
         }
     }
 }
@@ -61,7 +61,7 @@ fn compare_rows(kernel: &Tensor, twin: &Tensor, context: &str) {
 }
 
 fn pairs(gpu: &Gpu) -> Result<()> {
-    for (seed, dim) in (0u8..).zip([1, 2, 7, 33, 64, 80, 128, 511, 512]) {
+    for (seed, dim) in (0u8..).zip([1, 7, 64, 80, 511, 512]) {
         let (dtype, bits) = (DType::ALL[usize::from(seed) % 3], 1 + seed % 5);
         let both = pair(seed, Shape::new(2, 2, 43, dim)?, dtype);
         let views = [upload(gpu, &both[0]), upload(gpu, &both[1])];
@@ -79,7 +79,9 @@ fn pairs(gpu: &Gpu) -> Result<()> {
     for shape in [Shape::new(1, 2, 0, 64)?, Shape::new(0, 2, 5, 64)?] {
         let both = pair(0, shape, DType::F16);
         let views = [upload(gpu, &both[0]), upload(gpu, &both[1])];
-        assert_eq!(merge_on(gpu, &views, &options(3))?.bytes(), 0);
+        let empty = merge_on(gpu, &views, &options(3))?;
+        assert_eq!(empty.bytes(), 0);
+        assert_eq!(restore_on(gpu, &empty, Layer::Upper)?.shape(), shape);
     }
     // Nothing to code: every page stays raw.
     let both = pair(1, Shape::new(1, 1, 40, 16)?, DType::F16);
@@ -94,6 +96,26 @@ fn pairs(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// Two layers of which some rows point the same way but for a tenth, others anywhere, and some are not finite, by where they are.
+fn mixed(seed: u64, shape: Shape, dtype: DType, shift: usize) -> [Tensor; 2] {
+    let lower = similar_layers(seed, 1, shape, 0.5).remove(0).view().to_f32();
+    let mut upper = similar_layers(seed + 100, 1, shape, 0.5).remove(0).view().to_f32();
+    for (row, (x, y)) in upper.chunks_mut(shape.dim).zip(lower.chunks(shape.dim)).enumerate() {
+        match (row + shift) % 5 {
+            0..=2 => x.iter_mut().zip(y).for_each(|(x, y)| *x = 1.5 * (y + 0.1 * *x)),
+            3 if row % 7 == 0 => x[shape.dim / 2] = f32::NAN,
+            _ => {}
+        }
+    }
+    [lower, upper].map(|numbers| Tensor::from_f32(&numbers, dtype, shape).unwrap())
+}
+
+/// Whether a row of the store is coded.
+fn is_coded(folded: &Folded, (b, h, t): (usize, usize, usize)) -> bool {
+    let page = folded.pages[folded.layout.page(b, h, t)];
+    !page.is_raw() && page.retained >> (t % 32) & 1 == 0
+}
+
 /// Over the device's own store, in which keys and values stay raw in different rows.
 fn attention(gpu: &Gpu) -> Result<()> {
     let ops = Ops::new(gpu);
@@ -103,20 +125,21 @@ fn attention(gpu: &Gpu) -> Result<()> {
             let options = options(3 + seed);
             let shapes = [Shape::new(2, 2, 75, key_dim)?, Shape::new(2, 2, 75, value_dim)?];
             let mut folds = Vec::new();
-            for (part, shape) in (0u8..).zip(shapes) {
-                let both = pair(seed + 3 * part, shape, dtype);
+            for (part, shape) in shapes.into_iter().enumerate() {
+                let both = mixed(u64::from(seed) + 7, shape, dtype, 2 * part);
                 folds.push(merge_on(gpu, &both.each_ref().map(|rows| upload(gpu, rows)), &options)?);
             }
             let [keys, values] = [folded_of(gpu, &folds[0])?, folded_of(gpu, &folds[1])?];
-            assert!(keys.totals.slots > 0 && values.totals.side > 0);
-            let mut queries =
-                similar_layers(9, 1, Shape::new(2, 6, 3, key_dim)?, 0.5).remove(0).view().to_f32();
+            let kinds = shapes[0].iter_rows().map(|row| [is_coded(&keys, row), is_coded(&values, row)]);
+            let kinds: Vec<[bool; 2]> = kinds.collect();
+            for kind in [[true, true], [true, false], [false, true], [false, false]] {
+                let rows = kinds.iter().filter(|of| **of == kind).count();
+                assert!(rows > 20, "{rows} rows of keys and values coded {kind:?}");
+            }
+            let shape = Shape::new(2, 6, 3, key_dim)?;
+            let mut queries = similar_layers(9, 1, shape, 0.5).remove(0).view().to_f32();
             queries[7 * key_dim] = f32::INFINITY;
-            let queries = Tensor::from_f32(
-                &queries,
-                DType::ALL[(usize::from(seed) + 1) % 3],
-                Shape::new(2, 6, 3, key_dim)?,
-            )?;
+            let queries = Tensor::from_f32(&queries, DType::ALL[(usize::from(seed) + 1) % 3], shape)?;
             let shape = Shape::new(2, 6, 3, value_dim)?;
             let output =
                 KvView::new(&gpu.storage("output", (shape.elements() * 4) as u64)?, DType::F32, shape);
@@ -127,14 +150,12 @@ fn attention(gpu: &Gpu) -> Result<()> {
             ] {
                 for which in [Layer::Lower, Layer::Upper] {
                     gpu.submit(|encoder| {
-                        ops.encode_attend(
-                            encoder, &views, &folds[0], &folds[1], which, lengths, &attend, &output,
-                        )
+                        let (keys, values) = (&folds[0], &folds[1]);
+                        ops.encode_attend(encoder, &views, keys, values, which, lengths, &attend, &output)
                     })?;
                     let have = download(gpu, &output).view().to_f32();
                     let want = cpu::attend(&queries.view(), &keys, &values, which, lengths, &attend)?;
-                    // Keys as long as 10^5 among them: scores of which f32 has hundredths of a nat.
-                    close(&have, &want, 4e-3, &format!("{key_dim} {value_dim} {dtype} {which:?}"));
+                    close(&have, &want, value_dim, &format!("{key_dim} {value_dim} {dtype} {which:?}"));
                 }
             }
         }
@@ -142,15 +163,22 @@ fn attention(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-fn close(have: &[f32], want: &[f32], tolerance: f32, context: &str) {
-    let largest = want.iter().fold(0f32, |m, x| m.max(x.abs()));
-    assert!(largest > 0.0 && largest.is_finite(), "{context}");
-    for (x, y) in have.iter().zip(want) {
-        assert!((x - y).abs() <= tolerance * largest, "{x} {y} of {largest}, {context}");
+/// Each query's output by itself: sums of some hundreds of products in another order, under an exponential.
+fn close(have: &[f32], want: &[f32], dim: usize, context: &str) {
+    let length = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert!(length(want) > 0.0 && length(want).is_finite(), "{context}");
+    for (query, (x, y)) in have.chunks(dim).zip(want.chunks(dim)).enumerate() {
+        let apart: Vec<f32> = x.iter().zip(y).map(|(x, y)| x - y).collect();
+        assert!(
+            length(&apart) <= 1e-4 * length(y),
+            "{} of {}, query {query}, {context}",
+            length(&apart),
+            length(y)
+        );
     }
 }
 
-/// What a device has folded the host attends and restores alike, and goes on with.
+/// What a device has folded the host attends to alike.
 fn file(gpu: &Gpu) -> Result<()> {
     let shape = LayerShape::new(2, 64, DType::F16).value_dim(80);
     let cache_options = CacheOptions::default().merge(options(4)).recent(20);
@@ -181,14 +209,12 @@ fn file(gpu: &Gpu) -> Result<()> {
     for layer in 0..3 {
         gpu.submit(|encoder| cache.attend(encoder, layer, &view, &output, &causal))?;
         let have = download(gpu, &output).view().to_f32();
-        // Sums of some hundreds of products in another order, under an exponential.
-        close(&have, &host.attend(layer, &queries.view(), &causal)?, 1e-4, &format!("layer {layer}"));
+        close(&have, &host.attend(layer, &queries.view(), &causal)?, 80, &format!("layer {layer}"));
     }
     Ok(())
 }
 
-/// Deep layers of SmolLM2, merged by force: the store is a fifth of two layers in f16 by two, and restored rows are as long as
-/// they were.
+/// Deep layers of SmolLM2, merged by force: the store is a ninth of two layers in f16, and restored rows are as long as they were.
 fn real(gpu: &Gpu) -> Result<()> {
     let path = format!("{}/web/samples/smollm2_prose_s128.safetensors", env!("CARGO_MANIFEST_DIR"));
     let capture = Capture::open(path)?;

@@ -1,7 +1,7 @@
 //! What a fold stores, whatever it is given.
 
 use half::f16;
-use kvfold::minicache::{Folded, Layer, MergeOptions, Mode, PAGE, Page, Retention, cpu};
+use kvfold::minicache::{DirectionPlanes, Folded, Layer, MergeOptions, Mode, PAGE, Page, Retention, cpu};
 use kvfold::{DType, Shape, Tensor, TensorView};
 use proptest::prelude::*;
 
@@ -109,11 +109,15 @@ proptest! {
     fn merged_rows_stay_finite(case in cases()) {
         let pair = pair_of(case.seed, case.shape, case.dtype, &[Kind::Edge, Kind::Large, Kind::Immeasurable]);
         let options = case.options.clone().retention(Retention::Never);
-        let folded = cpu::merge(&pair[0].view(), &pair[1].view(), &options).unwrap();
-        for layer in [Layer::Lower, Layer::Upper] {
-            let numbers = cpu::restore(&folded, layer).unwrap().view().to_f32();
-            for (row, numbers) in numbers.chunks(case.shape.dim).enumerate() {
-                prop_assert!(is_raw(&folded, row) || numbers.iter().all(|x| x.is_finite()), "row {}", row);
+        let bits = 1 + (case.seed % 5) as u8;
+        let coded = options.clone().mode(Mode::Shared).planes(DirectionPlanes::default().bits(bits));
+        for options in [options, coded] {
+            let folded = cpu::merge(&pair[0].view(), &pair[1].view(), &options).unwrap();
+            for layer in [Layer::Lower, Layer::Upper] {
+                let numbers = cpu::restore(&folded, layer).unwrap().view().to_f32();
+                for (row, numbers) in numbers.chunks(case.shape.dim).enumerate() {
+                    prop_assert!(is_raw(&folded, row) || numbers.iter().all(|x| x.is_finite()), "row {}", row);
+                }
             }
         }
     }

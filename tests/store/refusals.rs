@@ -1,6 +1,6 @@
 //! Files that must be refused, each with its error and the name of what is wrong.
 
-use kvfold::minicache::{MergeOptions, Retention};
+use kvfold::minicache::{DirectionPlanes, MergeOptions, Retention};
 use kvfold::qjl::cache::NamedCoding;
 use kvfold::store::{FoldOptions, Store};
 use kvfold::{Capture, Error};
@@ -169,6 +169,24 @@ fn hostile_sizes_cost_nothing() {
     *text = text.replacen("\"tokens\":130,", "\"tokens\":1000000000,", 1);
     padded.metadata.insert("lengths".to_owned(), "[130]".to_owned());
     refused(&padded.file(), "range", &["restored bytes", "1024 times"]);
+}
+
+#[test]
+fn directions_in_codes_that_cannot_be_are_refused() {
+    let merge = MergeOptions::default().planes(DirectionPlanes::default());
+    let options = FoldOptions::MiniCache { merge, start_frac: 0.0 };
+    assert!(Store::from_bytes(&file(&options)).is_ok());
+    for (from, to, code, told) in [
+        ("\"seed\":7", "\"seed\":8", "digest", "rotation of 12 channels"),
+        ("\"rounds\":1", "\"rounds\":0", "range", "planes.rounds"),
+        ("\"bits\":3", "\"bits\":200", "range", "planes.bits"),
+        ("\"mode\":\"shared\"", "\"mode\":\"anchor\"", "range", "Anchor"),
+        (",\"rotations\":{\"12\":", ",\"rotations\":{\"13\":", "digest", "none"),
+    ] {
+        refused(&described(&options, from, to), code, &[told]);
+    }
+    // Codes of other bits are of another length.
+    refused(&described(&options, "\"bits\":3", "\"bits\":5"), "shape", &["slots"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What comes back is what the twins restore, exactly.
 
 use kvfold::capture::Capture;
-use kvfold::minicache::{self, MergeOptions, Mode, Retention};
+use kvfold::minicache::{self, DirectionPlanes, MergeOptions, Mode, Retention};
 use kvfold::qjl::cache::{Coding, NamedCoding, SketchOptions};
 use kvfold::qjl::planes::{
     Balance, CALIBRATION_TOKENS, Calibration, Centring, Codec, PlanesOptions, Preset, Tables, cpu,
@@ -212,6 +212,8 @@ proptest! {
         let value_dim = key_dim + 1;
         let sizes = Sizes { dtype, layers, tokens, lengths, key_dim, value_dim, rope: false, seed, heads: 2 };
         let merge = MergeOptions::default().mode(mode).retention(retention).raw_page_share(raw_page_share);
+        let coded = DirectionPlanes::default().bits(1 + (seed % 5) as u8);
+        let merge = if mode == Mode::Shared && seed % 2 == 1 { merge.planes(coded) } else { merge };
         check_minicache(&sizes.capture(), &merge, start_frac);
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
+use super::super::cpu::{check_digests, rotation_digests};
 use super::super::cut::Cut;
 use super::super::folded::{Folded, Layout, PAGE};
 use super::super::plan::LayerRole;
@@ -42,6 +43,9 @@ struct Head {
     layers: Vec<LayerShape>,
     plan: Vec<LayerRole>,
     options: CacheOptions,
+    /// Digests of the rotations of coded directions, by their channels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    rotations: BTreeMap<usize, String>,
     sequences: Vec<SequenceHead>,
 }
 
@@ -98,7 +102,13 @@ fn run_name(sequence: usize, group: usize, run: usize, part: &str) -> String {
     format!("sequence.{sequence}.group.{group}.run.{run}.{part}")
 }
 
-fn head_of(ledger: &Ledger<Host>) -> Head {
+/// Digests of the rotations of what the groups fold.
+fn rotations(ledger: &Ledger<Host>) -> Result<BTreeMap<usize, String>> {
+    let layers = ledger.groups.iter().filter_map(|group| ledger.layers.get(*group.layers.first()?));
+    rotation_digests(layers.flat_map(LayerShape::dims), ledger.options.merge.planes)
+}
+
+fn head_of(ledger: &Ledger<Host>) -> Result<Head> {
     let tail = |(tail, decided): (&Tail<HostBlock>, &Vec<Decided>)| TailHead {
         first: tail.first(),
         end: tail.end(),
@@ -118,12 +128,13 @@ fn head_of(ledger: &Ledger<Host>) -> Head {
         layers: sequence.tails.iter().zip(&sequence.decided).map(tail).collect(),
         groups: sequence.groups.iter().map(group).collect(),
     };
-    Head {
+    Ok(Head {
         layers: ledger.layers.clone(),
         plan: ledger.plan.clone(),
         options: ledger.options.clone(),
+        rotations: rotations(ledger)?,
         sequences: ledger.sequences.iter().map(sequence).collect(),
-    }
+    })
 }
 
 impl Ledger<Host> {
@@ -155,7 +166,7 @@ impl Ledger<Host> {
             }
         }
         // Numbers and text keys always serialise.
-        let head = serde_json::to_string(&head_of(self)).unwrap_or_default();
+        let head = serde_json::to_string(&head_of(self)?).unwrap_or_default();
         let mut entries =
             BTreeMap::from([(VERSION_KEY.to_owned(), VERSION.to_string()), (HEAD.to_owned(), head)]);
         let digest = digest(&entries, &tensors);
@@ -183,6 +194,7 @@ impl Ledger<Host> {
             .map_err(|cause| wrong("the JSON object of a cache", cause.to_string()))?;
         check_room(&head, file.len() as u64)?;
         let mut ledger = Self::new(head.layers, head.plan, head.options, run_tokens)?;
+        check_digests(&head.rotations, &rotations(&ledger)?)?;
         let mut reader = tensors.reader();
         for (index, sequence) in head.sequences.iter().enumerate() {
             let sequence = read_sequence(&ledger, &mut reader, index, sequence)?;

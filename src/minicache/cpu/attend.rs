@@ -47,7 +47,7 @@ struct FoldedRows<'a> {
 
 impl<'a> FoldedRows<'a> {
     fn new(folded: &'a Folded, member: usize) -> Self {
-        Self { folded, member, rotation: rotation(&folded.layout) }
+        Self { folded, member, rotation: rotation(folded) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Directions in codes: rotated, a few bits a channel, the code's scalar in the layers' magnitudes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use half::f16;
@@ -7,13 +8,49 @@ use half::f16;
 use super::super::config::DirectionPlanes;
 use super::super::folded::{Folded, Layout};
 use super::row_bytes;
+use crate::error::{Error, Result};
 use crate::qjl::planes::Rotation;
 use crate::qjl::planes::cpu::{encode_segment, level, pack, unpack};
-use crate::tensor::{DType, decode};
+use crate::tensor::{DType, Shape, decode};
 
-/// The rotation of a layout's directions; `None` where they are not coded.
-pub(crate) fn rotation(layout: &Layout) -> Option<Arc<Rotation>> {
-    layout.planes.map(|planes| Rotation::shared(layout.shape.dim, planes.rounds, planes.seed))
+/// The rotation of a store's directions; `None` where none is coded.
+pub(crate) fn rotation(folded: &Folded) -> Option<Arc<Rotation>> {
+    let layout = &folded.layout;
+    layout
+        .planes
+        .filter(|_| folded.totals.slots > 0)
+        .map(|planes| Rotation::shared(layout.shape.dim, planes.rounds, planes.seed))
+}
+
+/// Digests of the rotations of these widths, by width, where directions are coded. Files keep them: a matrix is drawn by way of
+/// functions that platforms round in their own ways, and another one would restore other rows.
+pub(crate) fn rotation_digests(
+    dims: impl Iterator<Item = usize>,
+    planes: Option<DirectionPlanes>,
+) -> Result<BTreeMap<usize, String>> {
+    let mut digests = BTreeMap::new();
+    let Some(planes) = planes else { return Ok(digests) };
+    for dim in dims {
+        // Before anything is drawn.
+        Shape { batch: 1, heads: 1, tokens: 1, dim }.check_dim("keys or values of a pair")?;
+        let digest = || format!("{:016x}", Rotation::shared(dim, planes.rounds, planes.seed).digest());
+        digests.entry(dim).or_insert_with(digest);
+    }
+    Ok(digests)
+}
+
+/// Refuses a file whose directions were coded with other rotations.
+pub(crate) fn check_digests(want: &BTreeMap<usize, String>, have: &BTreeMap<usize, String>) -> Result<()> {
+    let dims: BTreeSet<usize> = want.keys().chain(have.keys()).copied().collect();
+    let of = |digests: &BTreeMap<usize, String>, dim| digests.get(dim).cloned().unwrap_or("none".to_owned());
+    match dims.iter().find(|dim| want.get(dim) != have.get(dim)) {
+        None => Ok(()),
+        Some(dim) => Err(Error::Digest {
+            what: format!("rotation of {dim} channels"),
+            want: of(want, dim),
+            have: of(have, dim),
+        }),
+    }
 }
 
 /// Fills a store anew, its directions coded: slots of levels `L`, of which `nu L` is as long as `R e`, and each layer's

@@ -4,8 +4,7 @@ use super::super::config::{Cause, MergeOptions, Mode};
 use super::super::folded::{Folded, Layout, PAGE, check_arc, check_merge};
 use super::super::slerp::OPPOSITE;
 use super::{
-    F16_MAX, F16_MIN_NORMAL, MEASURABLE, RATIO_HEADROOM, Row, empty, lane_sum, ratio, refill, retain,
-    similarity, store_row, threshold,
+    MEASURABLE, RATIO_HEADROOM, Row, empty, lane_sum, ratio, refill, retain, similarity, store_row, threshold,
 };
 use crate::error::{Error, Result};
 use crate::tensor::TensorView;
@@ -101,7 +100,8 @@ fn measure(rows: &[Vec<f32>], layout: &Layout) -> GroupRow {
 
 /// Whether a stored magnitude or a restored number would leave its type.
 fn out_of_range(norms: &[f32], peak: f32, layout: &Layout) -> bool {
-    let stored = |m: f32| m == 0.0 || (F16_MIN_NORMAL..=F16_MAX).contains(&m);
+    let [least, most] = layout.storable();
+    let stored = |m: f32| m == 0.0 || (least..=most).contains(&m);
     if layout.mode == Mode::Shared {
         return !norms.iter().all(|&norm| stored(norm));
     }

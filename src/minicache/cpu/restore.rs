@@ -29,7 +29,7 @@ pub fn restore_member(folded: &Folded, member: usize) -> Result<Tensor> {
         return Err(Error::range("layer of a group", format!("less than {}", layout.layers), member));
     }
     let mut bytes = Vec::with_capacity(layout.shape.bytes(layout.dtype));
-    let rotation = rotation(&layout);
+    let rotation = rotation(folded);
     layout.shape.iter_rows().for_each(|row| read_bytes(folded, row, member, rotation.as_deref(), &mut bytes));
     Tensor::new(bytes, layout.dtype, layout.shape)
 }

@@ -26,12 +26,14 @@ impl<'a> LayerRows<'a> {
         let shape = ledger.layers.get(layer).copied();
         let shape = shape.unwrap_or(LayerShape::new(0, 0, crate::DType::F32));
         let mut sequences: Vec<Vec<_>> = ledger.sequences.iter().map(|_| Vec::new()).collect();
+        let mut folded = false;
         for (segment, held) in ledger.segments(layer) {
+            folded |= matches!(held, Held::Folded(..));
             if let Some(sequence) = sequences.get_mut(segment.sequence) {
                 sequence.push((segment, held));
             }
         }
-        let planes = ledger.options.merge.planes;
+        let planes = ledger.options.merge.planes.filter(|_| folded);
         let dim = shape.dims().get(part).copied().unwrap_or_default();
         let rotation = planes.map(|planes| Rotation::shared(dim, planes.rounds, planes.seed));
         Self { shape, part, rotation, sequences }

@@ -126,7 +126,7 @@ impl Ops {
         let (layout, totals) = (folded.layout, folded.totals);
         let (Some(coder), Some(planes), Some(store)) = (self.coder(&layout)?, layout.planes, &folded.store)
         else {
-            return Ok(folded.clone());
+            return Ok(FoldedBuffers { layout: layout.whole(), ..folded.clone() });
         };
         let whole = layout.whole();
         let sizes = [totals.slots as usize, whole.slot_words()];
@@ -158,7 +158,7 @@ impl Ops {
         let coder = self.coders.get(&self.gpu, shape.dim, planes)?;
         let turned = Shape { dim: 2 * half_width(shape.dim), ..shape };
         let bytes = checked_bytes("turned queries", &[turned.elements()], 4)?.max(4);
-        let buffer = self.gpu.storage("turned queries", bytes as u64)?;
+        let buffer = self.gpu.scratch("turned queries", bytes as u64)?;
         let (input, view) = queries.bind_input("queries", &self.gpu)?;
         if let Some(rotation) = coder.codec().rotations().get(shape.dim) {
             recording.add(Dispatch {

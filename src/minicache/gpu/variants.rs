@@ -12,8 +12,17 @@ fn mode_constants(mode: Mode) -> Const {
     Const::U32("MODE", mode as u32)
 }
 
+/// The norms that may merge.
+fn storable(layout: &Layout) -> [Const; 2] {
+    let [least, most] = layout.storable().map(f32::to_bits);
+    [Const::F32("MAGNITUDE_MIN", least), Const::F32("MAGNITUDE_MAX", most)]
+}
+
 pub(super) fn similarity_variant(layout: &Layout, aligned: bool) -> Variant {
+    let [least, most] = storable(layout);
     let constants = [
+        least,
+        most,
         Const::U32("HEAD_DIM", layout.shape.dim as u32),
         Const::U32("LANES", LANES),
         Const::Bool("ALIGNED", aligned),
@@ -61,7 +70,10 @@ pub(super) fn arrange_variant(layout: &Layout) -> Variant {
 }
 
 pub(super) fn group_similarity_variant(layout: &Layout) -> Variant {
+    let [least, most] = storable(layout);
     let constants = [
+        least,
+        most,
         Const::U32("HEAD_DIM", layout.shape.dim as u32),
         Const::U32("LANES", LANES),
         Const::U32("LAYERS", layout.layers as u32),
@@ -266,6 +278,9 @@ fn coded_variants(layout: Layout) -> Vec<Variant> {
         ]);
         variants
             .extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout.whole())));
+        let widths = [None, Some(4), Some(8), Some(32)];
+        let similarity = similarity_variant(&layout, dim % 2 == 0);
+        variants.extend(widths.map(|width| similarity.clone().with_subgroups(width)));
         for coded_values in [false, true] {
             let variant = attend_coded_variant(&layout, dim, coded_values);
             variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));

@@ -51,9 +51,10 @@ impl MiniCache {
         output.shape().check_equal("attention output", geometry.output(shape.value_dim)?)?;
         let call = Call { layer, geometry, value_dim: shape.value_dim, lengths: &lengths, options };
         let mut recording = Recording::new(&self.gpu);
+        let folded = self.ledger.segments(layer).iter().any(|(_, held)| matches!(held, Held::Folded(..)));
         match self.ledger.options.merge.planes {
-            Some(planes) => self.attend_coded(&mut recording, &call, planes, queries, output)?,
-            None => self.attend_whole(&mut recording, &call, queries, output)?,
+            Some(planes) if folded => self.attend_coded(&mut recording, &call, planes, queries, output)?,
+            _ => self.attend_whole(&mut recording, &call, queries, output)?,
         }
         recording.record(encoder);
         Ok(())

@@ -54,11 +54,13 @@ impl Rotation {
         static LAST: Mutex<VecDeque<(Drawn, Arc<Rotation>)>> = Mutex::new(VecDeque::new());
         let key = (channels, rounds, seed);
         // A panic of another holder leaves whole rotations.
-        let mut last = LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((_, found)) = last.iter().find(|(of, _)| *of == key) {
+        let lock = || LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((_, found)) = lock().iter().find(|(of, _)| *of == key) {
             return found.clone();
         }
+        // Others need not wait for the draw; two may draw the same.
         let drawn = Arc::new(Self::new(channels, rounds, seed));
+        let mut last = lock();
         last.truncate(SHARED - 1);
         last.push_front((key, drawn.clone()));
         drawn
