@@ -126,7 +126,7 @@ fn attention(gpu: &Gpu) -> Result<()> {
             let shapes = [Shape::new(2, 2, 75, key_dim)?, Shape::new(2, 2, 75, value_dim)?];
             let mut folds = Vec::new();
             for (part, shape) in shapes.into_iter().enumerate() {
-                let both = mixed(u64::from(seed) + 7, shape, dtype, 2 * part);
+                let both = mixed(u64::from(seed) + 7, shape, dtype, part);
                 folds.push(merge_on(gpu, &both.each_ref().map(|rows| upload(gpu, rows)), &options)?);
             }
             let [keys, values] = [folded_of(gpu, &folds[0])?, folded_of(gpu, &folds[1])?];

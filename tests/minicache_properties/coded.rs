@@ -54,7 +54,7 @@ fn numbers(tensor: &Tensor, (b, h, t): (usize, usize, usize)) -> Vec<f64> {
 #[test]
 fn codes_are_those_of_the_formulas() {
     let (mut same, mut all) = (0, 0);
-    for (seed, dim) in (0..).zip([1, 5, 16, 64, 80, 128]) {
+    for (seed, dim) in (0..).zip([3, 5, 16, 64, 80, 128]) {
         for bits in 1..=5 {
             let planes = DirectionPlanes::default().bits(bits).rounds(1 + bits % 2).seed(seed);
             let [lower, upper] = pair(seed, Shape::new(2, 2, 37, dim).unwrap(), DType::F32);
