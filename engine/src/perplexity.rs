@@ -62,7 +62,7 @@ pub(crate) fn score(model: &Model, request: &Request<'_>, mut cache: Box<dyn Cac
 pub(crate) fn heading(out: &mut impl Write) -> Result<()> {
     writeln!(
         out,
-        "{:<17} {:>16} {:>9} {:>7} {:>15} {:>11} {:>7} {:>13} {:>6}",
+        "{:<23} {:>16} {:>9} {:>7} {:>15} {:>11} {:>7} {:>13} {:>6}",
         "preset", "nats over raw", "ppl", "top-1", "KL", "KV bytes", "ratio", "cache tok/s", "share"
     )?;
     Ok(())
@@ -90,7 +90,7 @@ pub(crate) fn line(
     };
     writeln!(
         out,
-        "{name:<17} {over:>16} {:>9.3} {top1:>7} {kl:>15} {:>11} {:>7.4} {speed:>13.1} {share:>5.0}%",
+        "{name:<23} {over:>16} {:>9.3} {top1:>7} {kl:>15} {:>11} {:>7.4} {speed:>13.1} {share:>5.0}%",
         nats.exp(),
         scored.bytes.needed,
         scored.bytes.ratio()
