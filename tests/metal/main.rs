@@ -22,64 +22,22 @@ mod mutants;
 mod texts;
 mod translate;
 
-#[path = "../gpu/attention.rs"]
-mod attention;
-#[path = "../gpu/cache.rs"]
-mod cache;
-#[path = "../gpu/coded.rs"]
-mod coded;
-#[path = "../random/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "shared with suites that are crates of their own")]
-mod numbers;
-
-#[path = "../caches/mod.rs"]
-#[allow(unreachable_pub, reason = "shared with suites that are crates of their own")]
-mod caches;
-#[path = "../gpu/golden.rs"]
-mod golden;
-#[path = "../gpu/minicache.rs"]
-mod minicache;
-#[path = "../gpu/planes.rs"]
-mod planes;
-#[path = "../gpu/qjl.rs"]
-mod qjl;
-#[path = "../gpu/random.rs"]
-mod random;
-#[path = "../gpu/rows.rs"]
-mod rows;
-#[path = "../gpu/selftest.rs"]
-mod selftest;
+#[path = "../custom/mod.rs"]
+mod custom;
+#[path = "../custom/suite.rs"]
+mod suite;
 
 use std::process::ExitCode;
 
 use compile::{Build, CLANG};
 use device::Settings;
-use kvfold::Gpu;
 use libtest_mimic::{Arguments, Failed, Trial};
-
-/// A test by name; it fails by panicking or by an error.
-pub(crate) type Test = (&'static str, fn(&Gpu) -> kvfold::Result<()>);
+use suite::*;
 
 /// An Apple GPU as wgpu shows it: simdgroups of 32.
-const APPLE: Settings = Settings { subgroups: true, build: Build::Plain, orders: 3, mutation: None };
+const APPLE: Settings = Settings { subgroups: true, build: Build::Plain, orders: 3 };
 /// A device that a host made without optional features.
 const BARE: Settings = Settings { subgroups: false, ..APPLE };
-
-/// Every test that needs no adapter of its own.
-pub(crate) fn tests() -> Vec<Test> {
-    [
-        attention::TESTS,
-        minicache::TESTS,
-        coded::TESTS,
-        cache::TESTS,
-        qjl::TESTS,
-        planes::TESTS,
-        golden::TESTS,
-        random::TESTS,
-        selftest::TESTS,
-    ]
-    .concat()
-}
 
 /// What runs on the Apple device unless all is wanted: every kernel in its main variants.
 const MAIN: &[&str] = &[
@@ -144,12 +102,6 @@ const LONG: &[&str] = &[
 
 /// Devices by name, and the tests that run there.
 fn devices(all: bool) -> Vec<(String, Settings, Vec<Test>)> {
-    let named = |names: &[&str]| -> Vec<Test> {
-        for name in names {
-            assert!(tests().iter().any(|(test, _)| test == name), "no test {name}");
-        }
-        tests().into_iter().filter(|(test, _)| names.contains(test)).collect()
-    };
     let fast_math = Settings { build: Build::FastMath, orders: 1, ..APPLE };
     if !all {
         return vec![
@@ -170,25 +122,21 @@ fn devices(all: bool) -> Vec<(String, Settings, Vec<Test>)> {
     devices
 }
 
-fn open(settings: Settings) -> kvfold::Result<Gpu> {
-    let (device, queue) = device::open(settings);
-    Gpu::from_wgpu(device, queue)
-}
-
 fn trials(all: bool) -> Vec<Trial> {
     let failed = |error: &dyn ToString| Failed::from(error.to_string());
     let mut trials = Vec::new();
     for (device, settings, tests) in devices(all) {
         for (name, test) in tests {
             trials.push(Trial::test(format!("{device}/{name}"), move || {
-                test(&open(settings)?).map_err(|error| failed(&error))
+                test(&custom::open(settings, None)?).map_err(|error| failed(&error))
             }));
         }
     }
     for mutant in mutants::MUTANTS {
-        let settings = Settings { mutation: Some(mutant.mutation), build: mutant.build, ..BARE };
+        let settings = Settings { build: mutant.build, ..BARE };
         trials.push(Trial::test(format!("mutant/{}", mutant.name), move || {
-            mutants::check(mutant, &open(settings)?).map_err(|error| failed(&error))
+            let gpu = custom::open(settings, Some(mutant.mutation))?;
+            mutant.mutation.is_noticed(mutant.test, &gpu, mutant.says).map_err(|error| failed(&error))
         }));
     }
     trials

@@ -1,40 +1,8 @@
 //! Tests of the tests: a kernel with a fault must fail its comparison. The faults are those that a Vulkan driver may hide:
 //! there lanes run in step, a store past the end is dropped, and nobody reads the Metal text.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use kvfold::Gpu;
-
 use crate::compile::Build::{self, FastMath, Plain, Race};
-use crate::tests;
-
-/// A fault: in one kernel's WGSL, which occurrence of a text becomes what.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mutation {
-    kernel: &'static str,
-    /// Counted from 0; none where every occurrence changes.
-    nth: Option<usize>,
-    from: &'static str,
-    to: &'static str,
-}
-
-impl Mutation {
-    /// The source of the entry point `kernel` with the fault.
-    pub(crate) fn apply(&self, kernel: &str, source: &str) -> String {
-        if kernel != self.kernel {
-            return source.to_owned();
-        }
-        let found: Vec<usize> = source.match_indices(self.from).map(|(at, _)| at).collect();
-        assert!(!found.is_empty(), "{kernel} has no {}", self.from);
-        match self.nth {
-            None => source.replace(self.from, self.to),
-            Some(nth) => {
-                let (before, after) = source.split_at(found[nth]);
-                format!("{before}{}{}", self.to, &after[self.from.len()..])
-            }
-        }
-    }
-}
+use crate::custom::mutation::{Mutation, replaced};
 
 /// A fault and the test that must fail, with part of what it says then; nothing where numbers or orders disagree.
 pub(crate) struct Mutant {
@@ -42,7 +10,7 @@ pub(crate) struct Mutant {
     pub(crate) mutation: Mutation,
     pub(crate) build: Build,
     pub(crate) test: &'static str,
-    says: &'static str,
+    pub(crate) says: &'static str,
 }
 
 /// What the race checker says first.
@@ -50,10 +18,6 @@ const RACE: &str = "race on word";
 
 const fn without_barrier(kernel: &'static str, nth: usize) -> Mutation {
     Mutation { kernel, nth: Some(nth), from: "workgroupBarrier();", to: "" }
-}
-
-const fn replaced(kernel: &'static str, from: &'static str, to: &'static str) -> Mutation {
-    Mutation { kernel, nth: Some(0), from, to }
 }
 
 /// How a load tells what is finite, and how it must not.
@@ -101,28 +65,3 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     // A name that Metal's compiler does not know: naga zeroes workgroup memory by it.
     Mutant { name: "the_zeroing_lane_has_no_name", mutation: Mutation { kernel: "similarity", nth: None, from: "local_index", to: "local" }, build: Plain, test: "similarity_equals_its_twin", says: "undeclared identifier 'local'" },
 ];
-
-/// The test of that name.
-fn named(name: &str) -> fn(&Gpu) -> kvfold::Result<()> {
-    tests().into_iter().find(|(test, _)| *test == name).expect("a test of that name").1
-}
-
-/// Fails unless the mutant is found out.
-pub(crate) fn check(mutant: &Mutant, gpu: &Gpu) -> Result<(), String> {
-    let outcome = catch_unwind(AssertUnwindSafe(|| named(mutant.test)(gpu)));
-    let said = match outcome {
-        Ok(Ok(())) => return Err(format!("{} did not notice {:?}", mutant.test, mutant.mutation)),
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => match panic.downcast::<String>() {
-            Ok(message) => *message,
-            Err(_) => String::new(),
-        },
-    };
-    // A text that does not even compile says nothing about a comparison.
-    let compared = !mutant.says.is_empty() || !said.contains("error:");
-    if compared && said.contains(mutant.says) {
-        Ok(())
-    } else {
-        Err(format!("another failure than expected: {said}"))
-    }
-}

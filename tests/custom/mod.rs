@@ -1,5 +1,6 @@
-//! A wgpu device whose kernels are their Metal text, run on the CPU: the library records into it as into any other, so what
-//! runs are its own dispatches, uniforms and bindings. Only what a compute library uses is there.
+//! A wgpu device of the tests' own: buffers are bytes of this program, and a [`Machine`] compiles kernels and runs them. The
+//! library records into it as into any other, so what runs are its own dispatches, uniforms and bindings. Only what a compute
+//! library uses is there.
 
 #![allow(
     unsafe_code,
@@ -25,37 +26,64 @@ macro_rules! absent {
 
 mod buffer;
 mod commands;
+pub(crate) mod mutation;
 
+use std::fmt::Debug;
 use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use kvfold::Gpu;
 use kvfold::wgpu::{self, custom as api};
 
-use crate::compile::Build;
-use crate::mutants::Mutation;
-use crate::translate::{Metal, translate};
 pub(crate) use buffer::Buffer;
+use mutation::Mutation;
 
-/// How the device runs kernels.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) subgroups: bool,
-    pub(crate) build: Build,
-    /// Orders in which invocations take turns: forward, reverse, then random ones. All must give the same bytes.
-    pub(crate) orders: u32,
-    /// A fault put into a kernel.
-    pub(crate) mutation: Option<Mutation>,
+/// What compiles kernels and runs them.
+pub(crate) trait Machine: Debug + Send + Sync + 'static {
+    /// What the adapter says of itself: the sizes of subgroups, above all.
+    fn info(&self) -> wgpu::AdapterInfo;
+    fn subgroups(&self) -> bool;
+    /// # Errors
+    /// What is wrong with the text.
+    fn compile(&self, label: &str, kernel: &Kernel<'_>) -> Result<Arc<dyn Program>, String>;
 }
 
-/// A device and its queue.
-pub(crate) fn open(settings: Settings) -> (wgpu::Device, wgpu::Queue) {
-    (wgpu::Device::from_custom(Device { settings }), wgpu::Queue::from_custom(commands::Queue))
+/// A kernel's text, and how it is to be compiled.
+pub(crate) struct Kernel<'a> {
+    pub(crate) source: &'a str,
+    pub(crate) entry: &'a str,
+    /// In the order of the binding numbers.
+    pub(crate) layout: &'a [wgpu::BindGroupLayoutEntry],
+    pub(crate) checks: wgpu::ShaderRuntimeChecks,
+}
+
+/// A compiled kernel.
+pub(crate) trait Program: Debug + Send + Sync {
+    /// Runs so many workgroups, which may change the bytes of what is writable; bindings are in the order of their numbers.
+    ///
+    /// # Errors
+    /// Why it did not run to its end.
+    fn run(&self, bindings: &mut [Bound], groups: [u32; 3]) -> Result<(), String>;
+}
+
+/// The bytes that a binding shows.
+pub(crate) struct Bound {
+    pub(crate) number: u32,
+    pub(crate) writable: bool,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The library on a machine, one of whose kernels may have a fault.
+pub(crate) fn open(machine: impl Machine, mutation: Option<Mutation>) -> kvfold::Result<Gpu> {
+    let device = Device { machine: Box::new(machine), mutation };
+    Gpu::from_wgpu(wgpu::Device::from_custom(device), wgpu::Queue::from_custom(commands::Queue))
 }
 
 #[derive(Debug)]
 struct Device {
-    settings: Settings,
+    machine: Box<dyn Machine>,
+    mutation: Option<Mutation>,
 }
 
 #[derive(Debug)]
@@ -83,11 +111,10 @@ struct Binding {
 #[derive(Debug)]
 struct BindGroup(Vec<Binding>);
 
-/// A kernel to be compiled when it is first run.
 #[derive(Clone, Debug)]
 struct Pipeline {
-    metal: Arc<Metal>,
-    settings: Settings,
+    label: Arc<str>,
+    program: Arc<dyn Program>,
 }
 
 impl api::ShaderModuleInterface for ShaderModule {
@@ -126,7 +153,7 @@ fn binding(entry: &wgpu::BindGroupEntry<'_>, layout: &[wgpu::BindGroupLayoutEntr
 impl api::DeviceInterface for Device {
     fn features(&self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
-        features.set(wgpu::Features::SUBGROUP, self.settings.subgroups);
+        features.set(wgpu::Features::SUBGROUP, self.machine.subgroups());
         features
     }
 
@@ -135,12 +162,7 @@ impl api::DeviceInterface for Device {
     }
 
     fn adapter_info(&self) -> wgpu::AdapterInfo {
-        wgpu::AdapterInfo {
-            name: "Metal text on the CPU".to_owned(),
-            subgroup_min_size: 32,
-            subgroup_max_size: 32,
-            ..wgpu::AdapterInfo::new(wgpu::DeviceType::Cpu, wgpu::Backend::Metal)
-        }
+        self.machine.info()
     }
 
     fn create_shader_module(
@@ -163,7 +185,8 @@ impl api::DeviceInterface for Device {
 
     fn create_bind_group(&self, descriptor: &wgpu::BindGroupDescriptor<'_>) -> api::DispatchBindGroup {
         let layout = own(descriptor.layout.as_custom::<BindGroupLayout>());
-        let bindings = descriptor.entries.iter().map(|entry| binding(entry, &layout.0)).collect();
+        let mut bindings: Vec<_> = descriptor.entries.iter().map(|entry| binding(entry, &layout.0)).collect();
+        bindings.sort_by_key(|binding| binding.number);
         api::DispatchBindGroup::custom(BindGroup(bindings))
     }
 
@@ -187,13 +210,13 @@ impl api::DeviceInterface for Device {
         assert!(descriptor.compilation_options.zero_initialize_workgroup_memory);
         let entry = descriptor.entry_point.expect("a named entry point");
         let label = descriptor.label.unwrap_or(entry);
-        let source = match self.settings.mutation {
+        let source = match self.mutation {
             Some(mutation) => mutation.apply(entry, &module.source),
             None => module.source.clone(),
         };
-        let metal = translate(&source, entry, &layout.0, module.checks)
-            .unwrap_or_else(|error| panic!("{label}: {error}"));
-        api::DispatchComputePipeline::custom(Pipeline { metal: Arc::new(metal), settings: self.settings })
+        let kernel = Kernel { source: &source, entry, layout: &layout.0, checks: module.checks };
+        let program = self.machine.compile(label, &kernel).unwrap_or_else(|error| panic!("{label}: {error}"));
+        api::DispatchComputePipeline::custom(Pipeline { label: label.into(), program })
     }
 
     fn create_buffer(&self, descriptor: &wgpu::BufferDescriptor<'_>) -> api::DispatchBuffer {

@@ -1,13 +1,10 @@
 //! Recording, and running what was recorded.
 
-use std::io::Write;
-use std::process::{Command as Process, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvfold::wgpu::{self, custom as api};
 
-use super::{BindGroup, Binding, Buffer, Pipeline, own};
-use crate::compile::program;
+use super::{BindGroup, Binding, Bound, Buffer, Pipeline, own};
 
 /// One thing to do.
 #[derive(Debug)]
@@ -181,7 +178,7 @@ fn run(command: &Command) {
         }
         Command::Dispatch { pipeline, bindings, groups } => {
             if let Err(error) = dispatch(pipeline, bindings, *groups) {
-                panic!("{}: {error}", pipeline.metal.entry);
+                panic!("{}: {error}", pipeline.label);
             }
         }
     }
@@ -189,55 +186,15 @@ fn run(command: &Command) {
 
 /// Runs a kernel on the buffers as they are and puts back what it wrote.
 fn dispatch(pipeline: &Pipeline, bindings: &[Binding], groups: [u32; 3]) -> Result<(), String> {
-    let metal = &pipeline.metal;
-    let mut slots: Vec<Vec<u8>> = Vec::new();
-    slots.resize(bindings.len() + 1, Vec::new());
-    for binding in bindings {
-        let slot = metal.slots[&binding.number] as usize;
-        slots[slot] = binding.buffer.bytes()[binding.offset..][..binding.size].to_vec();
-    }
-    // The lengths of the bound ranges in bytes, as wgpu's Metal backend passes them.
-    let (slot, sized) = &metal.sizes;
-    let size = |number: &u32| {
-        bindings.iter().find(|binding| binding.number == *number).map(|binding| binding.size as u32)
+    let bound = |binding: &Binding| Bound {
+        number: binding.number,
+        writable: binding.writable,
+        bytes: binding.buffer.bytes()[binding.offset..][..binding.size].to_vec(),
     };
-    slots[*slot as usize] = sized.iter().filter_map(size).flat_map(u32::to_le_bytes).collect();
-
-    let mut input: Vec<u8> = [pipeline.settings.orders, groups[0], groups[1], groups[2], slots.len() as u32]
-        .map(u32::to_le_bytes)
-        .concat();
-    for bytes in &slots {
-        input.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-        input.extend_from_slice(bytes);
-    }
-    let output = serve(pipeline, &input)?;
-    let mut rest = output.as_slice();
-    for (slot, bytes) in (0u32..).zip(&slots) {
-        let (bytes, after) = rest.split_at_checked(bytes.len()).ok_or("the result is cut short")?;
-        rest = after;
-        if let Some(binding) = bindings.iter().find(|binding| metal.slots[&binding.number] == slot)
-            && binding.writable
-        {
-            binding.buffer.bytes()[binding.offset..][..binding.size].copy_from_slice(bytes);
-        }
+    let mut bound: Vec<Bound> = bindings.iter().map(bound).collect();
+    pipeline.program.run(&mut bound, groups)?;
+    for (binding, bound) in bindings.iter().zip(&bound).filter(|(binding, _)| binding.writable) {
+        binding.buffer.bytes()[binding.offset..][..binding.size].copy_from_slice(&bound.bytes);
     }
     Ok(())
-}
-
-fn serve(pipeline: &Pipeline, input: &[u8]) -> Result<Vec<u8>, String> {
-    let program = program(&pipeline.metal, pipeline.settings.build)?;
-    let mut child = Process::new(&program)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("{}: {error}", program.display()))?;
-    // It reads all before it writes, and says at its end why it stopped early: a pipe that breaks is no cause of its own.
-    let written = child.stdin.take().ok_or("no pipe")?.write_all(input);
-    let output = child.wait_with_output().map_err(|error| error.to_string())?;
-    if !output.status.success() {
-        return Err(format!("{} ({})", String::from_utf8_lossy(&output.stderr).trim(), output.status));
-    }
-    written.map_err(|error| error.to_string())?;
-    Ok(output.stdout)
 }
