@@ -174,10 +174,10 @@ pub(crate) const FILES: Wall = Wall {
 };
 
 pub(crate) const DEVICE_TESTS: Wall = Wall {
-    rule: "a test of the device has the word gpu or metal in its file's name, so that tests/run finds it",
+    rule: "a test of the device has the word gpu, metal or dawn in its file's name, so that tests/run finds it",
     guards: |path| {
         integration_test(path)
-            .is_some_and(|name| !name.split('_').any(|word| word == "gpu" || word == "metal"))
+            .is_some_and(|name| !name.split('_').any(|word| ["gpu", "metal", "dawn"].contains(&word)))
     },
     view: View::Code,
     offences: |code| words(code, "Gpu"),
