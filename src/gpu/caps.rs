@@ -16,7 +16,8 @@ pub struct Caps {
     pub software: bool,
     /// Smallest and largest subgroup, where shaders may use subgroup operations.
     pub subgroups: Option<(u32, u32)>,
-    /// Whether products of four bytes are likely to be one instruction, not emulated: with Vulkan and DirectX 12 on hardware.
+    /// Whether products of four bytes are likely to be one instruction, not emulated: on hardware with Vulkan, and with DirectX 12
+    /// where the device has subgroups, which come with shader model 6; older models have no such product.
     pub byte_products: bool,
     /// Largest part of a buffer that one binding can show, in bytes.
     pub max_storage_buffer_binding_size: u64,
@@ -45,7 +46,11 @@ impl Caps {
             driver: driver.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "),
             software: info.device_type == wgpu::DeviceType::Cpu,
             byte_products: info.device_type != wgpu::DeviceType::Cpu
-                && matches!(info.backend, wgpu::Backend::Vulkan | wgpu::Backend::Dx12),
+                && match info.backend {
+                    wgpu::Backend::Vulkan => true,
+                    wgpu::Backend::Dx12 => features.contains(wgpu::Features::SUBGROUP),
+                    _ => false,
+                },
             subgroups: features
                 .contains(wgpu::Features::SUBGROUP)
                 .then_some((info.subgroup_min_size, info.subgroup_max_size)),

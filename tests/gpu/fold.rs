@@ -1,8 +1,9 @@
 //! The cache of a whole model on the device.
 
-use kvfold::attention::AttendOptions;
+use kvfold::attention::{AttendOptions, Precision};
 use kvfold::cache::Step;
 use kvfold::fold::{CpuFoldedCache, FoldedCache};
+use kvfold::minicache::{DirectionPlanes, MergeOptions};
 use kvfold::{DType, Error, Gpu, KvView, Result, Shape, Tensor, wgpu};
 
 use crate::Test;
@@ -15,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("folded_cache_has_the_sequences_of_all_layers", sequences),
     ("folded_cache_goes_on_when_loaded", resumes),
     ("folded_cache_goes_to_the_host_and_back", travels),
+    ("folded_cache_codes_the_directions_of_a_pair", codes),
     ("folded_cache_ends_a_step_for_all_layers_but_those_that_fail", fails),
 ];
 
@@ -111,6 +113,36 @@ fn travels(gpu: &Gpu) -> Result<()> {
     assert_eq!((host.sequences(), host.layers()), (2, 6));
     assert_eq!(host.save()?, file);
     assert_eq!(FoldedCache::load(gpu, &host.save()?)?.policy(), cache.policy());
+    Ok(())
+}
+
+/// A pair whose directions are in sign planes, among layers kept in every other way: the host attends alike to the same file.
+fn codes(gpu: &Gpu) -> Result<()> {
+    let coded = MergeOptions::default().planes(DirectionPlanes::default().bits(4));
+    let mut device = Device { gpu, cache: FoldedCache::new(gpu, model(), policy().merge(coded), 1)? };
+    let mut whole = self::device(gpu)?;
+    let mut random = Random(13);
+    for tokens in [100, 60] {
+        for (layer, rows) in folded::step(&mut random, 1, tokens).iter().enumerate() {
+            device.append(layer, rows)?;
+            whole.append(layer, rows)?;
+        }
+        device.commit()?;
+        whole.commit()?;
+    }
+    assert!(device.tokens(2)[1] >= 96, "{:?}", device.tokens(2));
+    assert!(device.bytes()[0] < whole.bytes()[0], "{:?} {:?}", device.bytes(), whole.bytes());
+    let file = device.save()?;
+    let host = CpuFoldedCache::load(&file)?;
+    assert_eq!((host.save()? == file, device.load(&file)?.save()? == file), (true, true));
+    let options = AttendOptions::default().causal(true).precision(Precision::Exact);
+    for (layer, rows) in folded::step(&mut random, 1, 3).iter().enumerate() {
+        let have = device.attend(layer, &rows.queries, &options)?;
+        let want = host.attend(layer, &rows.queries.view(), &options)?;
+        let apart = have.iter().zip(&want).map(|(x, y)| (x - y).powi(2)).sum::<f32>().sqrt();
+        let length = want.iter().map(|x| x * x).sum::<f32>().sqrt();
+        assert!(apart <= 1e-4 * length, "layer {layer}: {apart} of {length}");
+    }
     Ok(())
 }
 
