@@ -6,12 +6,12 @@ use super::super::config::DirectionPlanes;
 use super::super::folded::Layout;
 use super::Ops;
 use super::buffers::FoldedBuffers;
-use super::params::{AttendParams, ExpandParams, RefillParams, TurnParams};
+use super::params::{ExpandParams, RefillParams, TurnParams};
 use super::variants::{attend_coded_variant, expand_variant, half_width, refill_variant, turn_variant};
 use crate::attention::gpu::{Parts, Pass, RowKind, Span, Tiling};
 use crate::attention::{AttendOptions, Geometry};
 use crate::error::Result;
-use crate::gpu::{Dispatch, Gpu, KvView, Recording, ViewUse, Window, index32};
+use crate::gpu::{Dispatch, Gpu, KvView, Recording, Window, index32};
 use crate::qjl::planes::gpu::{CodecBuffer, Ops as PlaneOps};
 use crate::qjl::planes::{Balance, Centring, Codec, PlanesOptions};
 use crate::tensor::{DType, Shape, Strides, checked_bytes};
@@ -178,24 +178,12 @@ impl Ops {
         recording: &mut Recording<'_>,
         pass: &Pass,
         queries: &KvView,
-        [keys, values]: [&FoldedBuffers; 2],
+        folded: [&FoldedBuffers; 2],
         (member, seen): (usize, Values),
     ) -> Result<()> {
-        let (Some(key_store), Some(value_store)) = (&keys.store, &values.store) else { return Ok(()) };
-        let query = queries.bind("queries", ViewUse::Read, &self.gpu)?;
-        recording.add(Dispatch {
-            variant: attend_coded_variant(&keys.layout, values.layout.shape.dim, seen == Values::Coded)
-                .with_subgroups(self.gpu.caps().shuffle_width()),
-            params: AttendParams::new(pass, query.layout, [keys, values], member),
-            buffers: &[
-                (&query).into(),
-                Window::whole(key_store),
-                Window::whole(value_store),
-                Window::whole(&pass.spans),
-                Window::whole(&pass.partials),
-            ],
-            workgroups: pass.workgroups,
-        })
+        let [keys, values] = folded.map(|folded| &folded.layout);
+        let variant = attend_coded_variant(keys, values.shape.dim, seen == Values::Coded);
+        self.attend_by(recording, variant, pass, queries, folded, member)
     }
 
     /// Joins what passes over coded values and over raw ones have left: the former is turned back.

@@ -3,8 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::super::folded::Sections;
-use super::FoldedBuffers;
-use crate::attention::gpu::{AttentionParams, Pass};
+use crate::attention::gpu::AttentionParams;
 use crate::gpu::{InputParams, OutputParams};
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -83,26 +82,6 @@ pub(super) struct AttendParams {
     pub(super) stored: u32,
     pub(super) layer: u32,
     pub(super) units: u32,
-}
-
-impl AttendParams {
-    pub(super) fn new(
-        pass: &Pass,
-        query: [u32; 4],
-        [keys, values]: [&FoldedBuffers; 2],
-        member: usize,
-    ) -> Self {
-        Self {
-            attention: pass.params,
-            query,
-            keys: keys.totals.sections(&keys.layout),
-            values: values.totals.sections(&values.layout),
-            pages_per_head: keys.layout.pages_per_head() as u32,
-            stored: keys.layout.shape.tokens as u32,
-            layer: member as u32,
-            units: pass.units as u32,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

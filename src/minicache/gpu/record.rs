@@ -16,7 +16,7 @@ use super::variants::{
 use super::{LANES, Ops, ROW_BYTES, STATUS_BYTES, bind_pair};
 use crate::attention::gpu::Pass;
 use crate::error::Result;
-use crate::gpu::{Dispatch, Kernel, KvView, Recording, ViewUse, Window, index32};
+use crate::gpu::{Dispatch, Kernel, KvView, Recording, Variant, ViewUse, Window, index32};
 use crate::tensor::{Shape, checked_bytes};
 
 impl Ops {
@@ -317,15 +317,38 @@ impl Ops {
         recording: &mut Recording<'_>,
         pass: &Pass,
         queries: &KvView,
+        folded: [&FoldedBuffers; 2],
+        member: usize,
+    ) -> Result<()> {
+        let [keys, values] = folded.map(|folded| &folded.layout);
+        let variant = attend_variant(keys, values.shape.dim, queries.dtype());
+        self.attend_by(recording, variant, pass, queries, folded, member)
+    }
+
+    /// Attention by one of the kernel's forms.
+    pub(super) fn attend_by(
+        &self,
+        recording: &mut Recording<'_>,
+        variant: Variant,
+        pass: &Pass,
+        queries: &KvView,
         [keys, values]: [&FoldedBuffers; 2],
         member: usize,
     ) -> Result<()> {
         let (Some(key_store), Some(value_store)) = (&keys.store, &values.store) else { return Ok(()) };
         let query = queries.bind("queries", ViewUse::Read, &self.gpu)?;
         recording.add(Dispatch {
-            variant: attend_variant(&keys.layout, values.layout.shape.dim, queries.dtype())
-                .with_subgroups(self.gpu.caps().shuffle_width()),
-            params: AttendParams::new(pass, query.layout, [keys, values], member),
+            variant: variant.with_subgroups(self.gpu.caps().shuffle_width()),
+            params: AttendParams {
+                attention: pass.params,
+                query: query.layout,
+                keys: keys.totals.sections(&keys.layout),
+                values: values.totals.sections(&values.layout),
+                pages_per_head: keys.layout.pages_per_head() as u32,
+                stored: keys.layout.shape.tokens as u32,
+                layer: member as u32,
+                units: pass.units as u32,
+            },
             buffers: &[
                 (&query).into(),
                 Window::whole(key_store),
