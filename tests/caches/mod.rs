@@ -322,7 +322,8 @@ pub fn check(
     Ok(())
 }
 
-fn compare(have: &Tensor, want: &Tensor, tolerance: f32, context: &str) {
+/// Compares numbers to within a part of their row's norm; those that are not finite must be the same.
+pub fn compare(have: &Tensor, want: &Tensor, tolerance: f32, context: &str) {
     assert_eq!(have.shape(), want.shape(), "{context}");
     let dim = want.shape().dim;
     let (have, want) = (have.view().to_f32(), want.view().to_f32());

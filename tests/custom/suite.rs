@@ -15,6 +15,10 @@ pub(crate) mod numbers;
 pub(crate) mod caches;
 #[path = "../gpu/golden.rs"]
 pub(crate) mod golden;
+#[path = "../gpu/groups.rs"]
+pub(crate) mod groups;
+#[path = "../gpu/learnt.rs"]
+pub(crate) mod learnt;
 #[path = "../gpu/minicache.rs"]
 pub(crate) mod minicache;
 #[path = "../gpu/planes.rs"]
@@ -40,6 +44,8 @@ pub(crate) fn tests() -> Vec<Test> {
         minicache::TESTS,
         coded::TESTS,
         cache::TESTS,
+        groups::TESTS,
+        learnt::TESTS,
         qjl::TESTS,
         planes::TESTS,
         golden::TESTS,

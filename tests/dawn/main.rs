@@ -37,20 +37,18 @@ const SUBGROUPS: Browser = Browser { subgroups: true };
 /// A page without, as wgpu makes its device.
 const BARE: Browser = Browser { subgroups: false };
 
-/// What runs with subgroups: kernels that have variants with them, in few variants, since SwiftShader takes a second or so to
+/// What runs with subgroups: every kernel that has variants with them, in few variants, since SwiftShader takes a second or so to
 /// compile each.
 const WITH: &[&str] = &[
     "coded_minicaches_equal_the_hosts_of_the_same_file",
+    "groups_of_layers_fold_as_their_twins",
     "planes_count_and_mask_odd_rows",
     "planes_scores_equal_the_reference_on_the_stored_codes",
     "quantize_values_equals_its_twin",
     "rows_that_are_not_finite_never_spread",
     "similarity_equals_its_twin",
+    "tables_and_energies_equal_the_hosts",
 ];
-
-/// Kernels with subgroups that none of these runs: tests of whole caches and of groups of layers do, which take minutes here.
-const LEFT_OUT: &[(&str, &str)] =
-    &[("minicache", "group_similarity"), ("planes", "calibrate"), ("planes", "query_energy")];
 
 /// What runs without subgroups: a check of this device rather than of kernels, which the page's self-test runs that way.
 const BARE_ONLY: &[&str] = &["quantize_values_equals_its_twin", "rows_that_are_not_finite_never_spread"];
@@ -154,8 +152,8 @@ fn main() -> ExitCode {
     if all && missing.is_none() {
         let (left, did) = left_out();
         eprintln!("{did} kernels ran with subgroups");
-        if left != LEFT_OUT {
-            eprintln!("no variant with subgroups ran of {left:?}, and it should be {LEFT_OUT:?}");
+        if !left.is_empty() {
+            eprintln!("no variant with subgroups ran of {left:?}");
             return ExitCode::FAILURE;
         }
     }

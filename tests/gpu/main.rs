@@ -16,6 +16,8 @@ mod coded;
 mod device;
 mod fold;
 mod golden;
+mod groups;
+mod learnt;
 mod minicache;
 mod planes;
 mod planes_report;
@@ -89,6 +91,8 @@ fn tests() -> Vec<Test> {
         minicache::TESTS,
         coded::TESTS,
         cache::TESTS,
+        groups::TESTS,
+        learnt::TESTS,
         qjl::TESTS,
         planes::TESTS,
         qjl_cache::TESTS,

@@ -50,6 +50,7 @@ const MAIN: &[&str] = &[
     "exact_attention_equals_the_reference",
     "exact_attention_masks_rows_that_are_not_finite",
     "exact_attention_reads_strided_rows",
+    "groups_of_layers_fold_as_their_twins",
     "merge_equals_its_twin_in_every_mode_and_type",
     "merge_equals_its_twin_under_every_rule",
     "one_buffer_may_hold_both_layers",
@@ -61,18 +62,21 @@ const MAIN: &[&str] = &[
     "rows_that_are_not_finite_never_spread",
     "scores_equal_the_reference_on_the_stored_codes",
     "similarity_equals_its_twin",
+    "tables_and_energies_equal_the_hosts",
 ];
 
 /// What runs on the bare device then: every kernel whose text differs there. Most mutants are bare, too.
 const BARE_ONLY: &[&str] = &[
     "coded_minicaches_equal_the_hosts_of_the_same_file",
     "exact_attention_masks_rows_that_are_not_finite",
+    "groups_of_layers_fold_as_their_twins",
     "merge_equals_its_twin_under_every_rule",
     "planes_count_and_mask_odd_rows",
     "quantize_values_equals_its_twin",
     "rows_that_are_not_finite_never_spread",
     "similarity_equals_its_twin",
     "sketches_and_attention_agree_with_the_original",
+    "tables_and_energies_equal_the_hosts",
 ];
 
 /// What runs with fast math then: every kernel that meets a number that is not finite.
@@ -80,12 +84,14 @@ const NOT_FINITE: &[&str] = &[
     "coded_pairs_attend_as_their_twin",
     "exact_attention_masks_rows_that_are_not_finite",
     "exact_attention_masks_scores_beyond_f32",
+    "groups_of_layers_fold_as_their_twins",
     "merge_equals_its_twin_in_every_mode_and_type",
     "planes_count_and_mask_odd_rows",
     "quantize_equals_its_twin",
     "quantize_values_equals_its_twin",
     "rows_that_are_not_finite_never_spread",
     "similarity_equals_its_twin",
+    "tables_and_energies_equal_the_hosts",
 ];
 
 /// Tests of many large dispatches, which only the plain build runs.

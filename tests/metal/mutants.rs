@@ -48,6 +48,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { name: "project_reads_a_block_too_early", mutation: without_barrier("project", 6), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
     Mutant { name: "scores_reads_a_query_too_early", mutation: replaced("scores", "    workgroupBarrier();\n    let token = tile", "    let token = tile"), build: Plain, test: "scores_equal_the_reference_on_the_stored_codes", says: "" },
     Mutant { name: "attend_weighs_too_early", mutation: replaced("attend", "    workgroupBarrier();\n    let tile_values", "    let tile_values"), build: Plain, test: "attend_equals_the_reference_on_the_stored_codes", says: "" },
+    Mutant { name: "calibrate_reads_rows_too_early", mutation: without_barrier("calibrate", 6), build: Plain, test: "tables_and_energies_equal_the_hosts", says: "" },
+    Mutant { name: "calibrate_balances_too_early", mutation: without_barrier("calibrate", 8), build: Plain, test: "tables_and_energies_equal_the_hosts", says: "" },
     // The same for the race checker, which needs no order that shows it.
     Mutant { name: "similarity_races_for_a_sum", mutation: without_barrier("similarity", 0), build: Race, test: "similarity_equals_its_twin", says: RACE },
     // An invocation leaves before a barrier.
