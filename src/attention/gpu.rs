@@ -17,6 +17,7 @@ use super::{AttendOptions, Geometry};
 use crate::error::{Error, Result};
 use crate::gpu::{
     BoundView, Const, Dispatch, Gpu, Kernel, KvView, Module, Recording, Variant, ViewUse, Window, index32,
+    listed_widths,
 };
 use crate::tensor::{DType, checked_bytes};
 
@@ -303,18 +304,18 @@ fn exact_variant(dims: [usize; 2], [query, stored]: [DType; 2], vectors: bool) -
 
 /// Every variant some adapter can take, for a selection of dimensions.
 pub(crate) fn variants() -> Vec<Variant> {
-    let widths = [None, Some(4), Some(8), Some(32), Some(64)];
     let mut variants = Vec::new();
     for dims in [[1, 1], [64, 64], [192, 128], [80, 80], [511, 512]] {
+        let widths = listed_widths(&[4, 8, 32, 64], dims[1]);
         for stored in DType::ALL {
-            variants.extend(widths.map(|width| join_variant(dims[1]).with_subgroups(width)));
+            variants.extend(widths.iter().map(|&width| join_variant(dims[1]).with_subgroups(width)));
             variants.extend([false, true].map(|sinks| combine_variant(dims[1], stored, sinks)));
             for query in DType::ALL {
                 let even = dims.map(|dim| dim % 2 == 0);
                 for vectors in [false, true].into_iter().filter(|v| !v || dims.iter().all(|dim| dim % 8 == 0))
                 {
                     let variant = exact_variant(dims, [query, stored], vectors);
-                    variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+                    variants.extend(widths.iter().map(|&width| variant.clone().with_subgroups(width)));
                 }
                 variants.push(scores_variant(dims[0], [query, stored], even[0]));
             }

@@ -71,6 +71,13 @@ impl Caps {
     }
 }
 
+/// The smallest subgroups for which variants are listed to be linted, and none of them: every size that adapters have at common head
+/// dimensions, `sizes` at others. A size is one number of a text.
+pub(crate) fn listed_widths(sizes: &[u32], dim: usize) -> Vec<Option<u32>> {
+    let is_listed = |size: &u32| [64, 80].contains(&dim) || sizes.contains(size);
+    [None].into_iter().chain([4, 8, 16, 32, 64].into_iter().filter(is_listed).map(Some)).collect()
+}
+
 pub(crate) fn backend_name(backend: wgpu::Backend) -> &'static str {
     match backend {
         wgpu::Backend::Noop => "noop",

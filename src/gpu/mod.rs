@@ -29,6 +29,7 @@ pub use request::{Request, adapters};
 pub use shader::{Target, Variant};
 pub use view::KvView;
 
+pub(crate) use caps::listed_widths;
 pub(crate) use pipeline::Pipeline;
 pub(crate) use readback::{Prepared as ReadBackPrepared, words};
 pub(crate) use record::{Dispatch, Recording, Window};

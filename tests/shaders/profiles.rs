@@ -43,7 +43,7 @@ const PROFILES: [Profile; 6] = [
         ..MADE
     },
     Profile { name: "NVIDIA", subgroups: &[32], ..MADE },
-    Profile { name: "Intel", subgroups: &[8], ..MADE },
+    Profile { name: "Intel", subgroups: &[8, 16, 32], ..MADE },
     Profile { name: "AMD", subgroups: &[32, 64], ..MADE },
     Profile {
         name: "browser minimum",

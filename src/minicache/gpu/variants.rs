@@ -4,7 +4,7 @@ use super::super::config::{DirectionPlanes, Mode};
 use super::super::folded::{Layout, PAGE};
 use super::{CAUSES, LANES, TOTALS_AT};
 use crate::attention::gpu::{FLASH, flash_constants};
-use crate::gpu::{Const, Kernel, Module, Variant};
+use crate::gpu::{Const, Kernel, Module, Variant, listed_widths};
 use crate::qjl::planes::Rotation;
 use crate::tensor::{DType, Shape};
 
@@ -225,6 +225,11 @@ pub(super) fn turn_variant(queries: DType, rotation: &Rotation, rounds: u8) -> V
     Variant::new(Kernel::Turn, &modules, &constants)
 }
 
+/// A variant without subgroups, and with those that are listed.
+fn widened<'a>(variant: &'a Variant, sizes: &[u32], dim: usize) -> impl Iterator<Item = Variant> + use<'a> {
+    listed_widths(sizes, dim).into_iter().map(|width| variant.clone().with_subgroups(width))
+}
+
 /// Every variant some adapter can take, for a selection of head dimensions.
 pub(crate) fn variants() -> Vec<Variant> {
     let modes = [Mode::Shared, Mode::Anchor, Mode::Compat];
@@ -244,20 +249,16 @@ pub(crate) fn variants() -> Vec<Variant> {
             variants
                 .extend([Kernel::GroupMerge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
             variants.push(arrange_variant(&layout));
-            let widths = [None, Some(8), Some(32)];
-            variants.extend(widths.map(|width| group_similarity_variant(&layout).with_subgroups(width)));
+            variants.extend(widened(&group_similarity_variant(&layout), &[8, 32], dim));
         }
         for queries in [dtype, DType::F32] {
-            let variant = attend_variant(&layout, dim, queries);
-            variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));
+            variants.extend(widened(&attend_variant(&layout, dim, queries), &[8, 32], dim));
         }
         if mode == Mode::Shared {
             variants.extend(coded_variants(layout));
         }
         for aligned in [false, dim % 2 == 0] {
-            let variant = similarity_variant(&layout, aligned);
-            let widths = [None, Some(4), Some(8), Some(32)];
-            variants.extend(widths.map(|width| variant.clone().with_subgroups(width)));
+            variants.extend(widened(&similarity_variant(&layout, aligned), &[4, 8, 32], dim));
         }
     }
     variants
@@ -278,12 +279,9 @@ fn coded_variants(layout: Layout) -> Vec<Variant> {
         ]);
         variants
             .extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout.whole())));
-        let widths = [None, Some(4), Some(8), Some(32)];
-        let similarity = similarity_variant(&layout, dim % 2 == 0);
-        variants.extend(widths.map(|width| similarity.clone().with_subgroups(width)));
+        variants.extend(widened(&similarity_variant(&layout, dim % 2 == 0), &[4, 8, 32], dim));
         for coded_values in [false, true] {
-            let variant = attend_coded_variant(&layout, dim, coded_values);
-            variants.extend([None, Some(8), Some(32)].map(|width| variant.clone().with_subgroups(width)));
+            variants.extend(widened(&attend_coded_variant(&layout, dim, coded_values), &[8, 32], dim));
         }
     }
     variants

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::planes::gpu::Make;
 use super::super::planes::{Centring, Codec, Sketch};
 use super::super::{KeyScale, Projection, ProjectionKind};
-use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant};
+use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant, listed_widths};
 use crate::rope::Rope;
 use crate::tensor::DType;
 
@@ -45,7 +45,7 @@ pub(crate) fn variants() -> Vec<Variant> {
         for centring in [Centring::None, Centring::PreRope] {
             let rope = Rope::from_theta(dim, dim & !1, 1e4, crate::capture::RopeLayout::HalfSplit).ok();
             let Ok(codec) = Codec::sketched(sketch.clone(), centring, value_dim, rope) else { continue };
-            for subgroups in [None, Some(4), Some(8), Some(32), Some(64)] {
+            for subgroups in listed_widths(&[4, 8, 32, 64], dim) {
                 let make = Make { codec: &codec, subgroups };
                 for dtype in DType::ALL {
                     let values = quantize_values_variant(value_dim, dtype).with_subgroups(subgroups);

@@ -5,7 +5,7 @@ use super::rotations::offset_of;
 use super::tiles::{TILE, groups};
 use crate::attention::gpu::value_lanes;
 use crate::capture::RopeLayout;
-use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant};
+use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant, listed_widths};
 use crate::qjl::ProjectionKind;
 use crate::tensor::DType;
 
@@ -307,7 +307,7 @@ pub(crate) fn variants() -> Vec<Variant> {
         );
     }
     for codec in &codecs {
-        for subgroups in [None, Some(4), Some(8), Some(32)] {
+        for subgroups in listed_widths(&[4, 8, 32], codec.key_dim()) {
             let make = Make { codec, subgroups };
             for dtype in DType::ALL {
                 all.extend([
