@@ -240,6 +240,10 @@ impl api::DeviceInterface for Device {
         Ok(wgpu::PollStatus::QueueEmpty)
     }
 
+    fn generate_allocator_report(&self) -> Option<wgpu::AllocatorReport> {
+        None
+    }
+
     fn set_device_lost_callback(&self, _: api::BoxDeviceLostCallback) {}
     fn on_uncaptured_error(&self, _: Arc<dyn wgpu::UncapturedErrorHandler>) {}
     fn destroy(&self) {}
@@ -258,7 +262,6 @@ impl api::DeviceInterface for Device {
         fn create_render_bundle_encoder(&wgpu::RenderBundleEncoderDescriptor<'_>)
             -> api::DispatchRenderBundleEncoder;
         fn get_internal_counters() -> wgpu::InternalCounters;
-        fn generate_allocator_report() -> Option<wgpu::AllocatorReport>;
         unsafe fn create_shader_module_passthrough(&wgpu::ShaderModuleDescriptorPassthrough<'_>)
             -> api::DispatchShaderModule;
         unsafe fn create_pipeline_cache(&wgpu::PipelineCacheDescriptor<'_>) -> api::DispatchPipelineCache;
