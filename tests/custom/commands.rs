@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvfold::wgpu::{self, custom as api};
 
-use super::{BindGroup, Binding, Bound, Buffer, Pipeline, own};
+use super::{BindGroup, Binding, Bound, Buffer, Pipeline, own, ran};
 
 /// One thing to do.
 #[derive(Debug)]
@@ -193,6 +193,7 @@ fn dispatch(pipeline: &Pipeline, bindings: &[Binding], groups: [u32; 3]) -> Resu
     };
     let mut bound: Vec<Bound> = bindings.iter().map(bound).collect();
     pipeline.program.run(&mut bound, groups)?;
+    ran::add(&pipeline.label);
     for (binding, bound) in bindings.iter().zip(&bound).filter(|(binding, _)| binding.writable) {
         binding.buffer.bytes()[binding.offset..][..binding.size].copy_from_slice(&bound.bytes);
     }

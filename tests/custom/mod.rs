@@ -27,6 +27,7 @@ macro_rules! absent {
 mod buffer;
 mod commands;
 pub(crate) mod mutation;
+pub(crate) mod ran;
 
 use std::fmt::Debug;
 use std::num::NonZeroU64;

@@ -1,15 +1,12 @@
 //! A device whose kernels Dawn compiles and runs, as Chrome would.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use kvfold::wgpu::{self, BindingType, BufferBindingType};
 
 use crate::custom::{Bound, Kernel, Machine, Program};
 use crate::process::{DAWN, Dawn, Slot};
-
-/// Labels of the variants that ran.
-pub(crate) static RAN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Numbers of kernels by device and text: each test has the library compile them again.
 static COMPILED: LazyLock<Mutex<HashMap<(bool, String), u64>>> = LazyLock::new(Mutex::default);
@@ -24,7 +21,6 @@ pub(crate) struct Browser {
 #[derive(Debug)]
 struct Compiled {
     number: u64,
-    label: String,
     slots: Vec<Slot>,
 }
 
@@ -60,7 +56,7 @@ impl Machine for Browser {
         self.subgroups
     }
 
-    fn compile(&self, label: &str, kernel: &Kernel<'_>) -> Result<Arc<dyn Program>, String> {
+    fn compile(&self, _: &str, kernel: &Kernel<'_>) -> Result<Arc<dyn Program>, String> {
         assert!(kernel.checks.bounds_checks, "no page can leave a browser's checks out");
         // naga refuses this line, so that only the text for browsers begins with it, which a native library never makes. It and
         // comments are all in which the two texts differ.
@@ -75,7 +71,7 @@ impl Machine for Browser {
                 *compiled.entry(key).or_insert(number)
             }
         };
-        Ok(Arc::new(Compiled { number, label: label.to_owned(), slots }))
+        Ok(Arc::new(Compiled { number, slots }))
     }
 }
 
@@ -93,7 +89,6 @@ impl Program for Compiled {
             binding.bytes.copy_from_slice(bytes);
             rest = after;
         }
-        RAN.lock().unwrap_or_else(PoisonError::into_inner).insert(self.label.clone());
         Ok(())
     }
 }

@@ -21,13 +21,10 @@ mod custom;
 #[path = "../custom/suite.rs"]
 mod suite;
 
-use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::sync::PoisonError;
 
 use custom::mutation::{Mutation, replaced};
-use device::{Browser, RAN};
-use kvfold::gpu::Variant;
+use device::Browser;
 use libtest_mimic::{Arguments, Failed, Trial};
 use process::{DAWN, Dawn};
 use suite::*;
@@ -114,20 +111,6 @@ fn trials() -> Vec<Trial> {
     trials
 }
 
-/// Kernels of which there are variants with subgroups and none ran, and the number of those that did.
-fn left_out() -> (Vec<(&'static str, &'static str)>, usize) {
-    let ran = RAN.lock().unwrap_or_else(PoisonError::into_inner);
-    let did_run = |(folder, name): &(&str, &str)| {
-        let start = format!("{folder}-{name}-");
-        ran.iter().any(|label| label.starts_with(&start) && label.contains("-subgroups_"))
-    };
-    let variants = Variant::every();
-    let kernels: BTreeSet<_> =
-        variants.iter().filter(|variant| !variant.is_default()).map(Variant::file).collect();
-    let (did, left): (Vec<_>, Vec<_>) = kernels.into_iter().partition(did_run);
-    (left, did.len())
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
@@ -146,16 +129,9 @@ fn main() -> ExitCode {
         trials = trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect();
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
-    // Of a selection nothing is expected.
-    let all =
-        arguments.filter.is_none() && arguments.skip.is_empty() && !arguments.list && !arguments.ignored;
-    if all && missing.is_none() {
-        let (left, did) = left_out();
-        eprintln!("{did} kernels ran with subgroups");
-        if !left.is_empty() {
-            eprintln!("no variant with subgroups ran of {left:?}");
-            return ExitCode::FAILURE;
-        }
+    let subgroups = |label: &str| label.contains("-subgroups_");
+    if missing.is_none() && !custom::ran::every_kernel(&arguments, "with subgroups", subgroups) {
+        return ExitCode::FAILURE;
     }
     conclusion.exit_code()
 }

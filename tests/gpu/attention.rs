@@ -2,6 +2,8 @@
 
 use kvfold::attention::gpu::Ops;
 use kvfold::attention::{AttendOptions, exact};
+use kvfold::cache::{LayerShape, Step};
+use kvfold::qjl::cache::{CacheOptions, CpuQjlCache, QjlCache};
 use kvfold::qjl::reference;
 use kvfold::{DType, Error, Gpu, KvView, Shape, Strides, Tensor};
 
@@ -16,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("exact_attention_masks_rows_that_are_not_finite", not_finite),
     ("exact_attention_masks_scores_beyond_f32", beyond_f32),
     ("exact_attention_refuses_types_that_differ", refused),
+    ("scores_of_raw_keys_equal_the_hosts", scores),
 ];
 
 fn attend(
@@ -145,5 +148,29 @@ fn refused(gpu: &Gpu) -> kvfold::Result<()> {
     let values = upload(gpu, &retyped(&case.values, DType::F32));
     let error = attend(gpu, [&views[0], &views[1], &values], None, &AttendOptions::default()).unwrap_err();
     assert!(matches!(error, Error::DType { .. }), "{error}");
+    Ok(())
+}
+
+/// Scores of rows that are not coded, which only a cache asks for.
+fn scores(gpu: &Gpu) -> kvfold::Result<()> {
+    for case in [Case::not_finite(), Case::new(6, [2, 1, 70], [33, 8], 3, 5)] {
+        let (keys, values) = (case.keys.shape(), case.values.shape());
+        let layer = LayerShape::new(keys.heads, keys.dim, DType::F16).value_dim(values.dim);
+        let mut host = CpuQjlCache::new(&[layer], keys.batch, CacheOptions::qjl())?;
+        let mut cache = QjlCache::new(gpu, &[layer], keys.batch, CacheOptions::qjl())?;
+        let counts: Vec<u32> = (0..keys.batch).map(|b| (keys.tokens - 30 * b) as u32).collect();
+        host.append(0, &Step::new(&case.keys.view(), &case.values.view()).counts(&counts))?;
+        let [keys, values, queries] = [&case.keys, &case.values, &case.queries].map(|rows| upload(gpu, rows));
+        let shape = Shape { dim: keys.shape().tokens, ..queries.shape() };
+        let output = KvView::new(&gpu.storage("scores", shape.bytes(DType::F32) as u64)?, DType::F32, shape);
+        gpu.submit(|encoder| {
+            cache.append(encoder, 0, &Step::new(&keys, &values).counts(&counts))?;
+            cache.scores(encoder, 0, &queries, &output)
+        })?;
+        let want: Vec<f64> = host.scores(0, &case.queries.view())?.into_iter().map(f64::from).collect();
+        // f32 sums of some dozens of products.
+        let error = relative_l2(&download(gpu, &output).view().to_f32(), &want);
+        assert!(error < 1e-6 && want.iter().any(|score| *score != 0.0), "{error}");
+    }
     Ok(())
 }

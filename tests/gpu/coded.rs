@@ -178,7 +178,23 @@ fn close(have: &[f32], want: &[f32], dim: usize, context: &str) {
     }
 }
 
-/// What a device has folded the host attends to alike.
+/// A layer of a cache restored by device and host.
+fn compare_restored(gpu: &Gpu, cache: &MiniCache, host: &CpuMiniCache, layer: usize) -> Result<()> {
+    let twins = host.restore(layer)?;
+    let room = |twin: &Tensor| {
+        let buffer = gpu.storage("restored rows", twin.bytes().len() as u64)?;
+        Ok(KvView::new(&buffer, twin.dtype(), twin.shape()))
+    };
+    let [keys, values] = twins.each_ref().map(room);
+    let views: [KvView; 2] = [keys?, values?];
+    gpu.submit(|encoder| cache.restore(encoder, layer, [&views[0], &views[1]]))?;
+    for (view, twin) in views.iter().zip(&twins) {
+        compare_rows(&download(gpu, view), twin, &format!("layer {layer}"));
+    }
+    Ok(())
+}
+
+/// What a device has folded the host attends to alike, and restores.
 fn file(gpu: &Gpu) -> Result<()> {
     let shape = LayerShape::new(2, 64, DType::F16).value_dim(80);
     let cache_options = CacheOptions::default().merge(options(4)).recent(20);
@@ -210,6 +226,7 @@ fn file(gpu: &Gpu) -> Result<()> {
         gpu.submit(|encoder| cache.attend(encoder, layer, &view, &output, &causal))?;
         let have = download(gpu, &output).view().to_f32();
         close(&have, &host.attend(layer, &queries.view(), &causal)?, 80, &format!("layer {layer}"));
+        compare_restored(gpu, &cache, &host, layer)?;
     }
     Ok(())
 }
