@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("qjl_cache_takes_every_width_and_group", widths),
     ("qjl_cache_attends_as_its_host_form", host_form),
     ("qjl_cache_goes_on_bit_for_bit_when_loaded", resumes),
+    ("qjl_cache_forgets_positions_that_were_trimmed", trimmed_positions),
 ];
 
 /// Codes at the border of a cell, and tables at that of an f16, may fall to either side on a device: a few numbers of a
@@ -249,5 +250,31 @@ fn resumes(gpu: &Gpu) -> kvfold::Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// A coded block whose positions broke off, and follow each other again once it is trimmed and goes on.
+fn trimmed_positions(gpu: &Gpu) -> kvfold::Result<()> {
+    let layer = LayerShape::new(2, 64, DType::F16);
+    let options = CacheOptions::default().rope(Rope::from_theta(64, 64, 10_000.0, RopeLayout::HalfSplit)?);
+    let mut random = Random(8);
+    let mut device = Device { gpu, cache: QjlCache::new(gpu, &[layer], 1, options)? };
+    for (tokens, from) in [(200, None), (200, Some(vec![9000])), (300, None)] {
+        if tokens == 300 {
+            device.trim(0, 180)?;
+        }
+        let mut batch = batch(&mut random, layer, [1, tokens]);
+        batch.starts = from;
+        device.append(0, &batch)?;
+        device.commit(true)?;
+    }
+    let read = gpu.submit(|encoder| device.cache.read_back(encoder))?;
+    let host = gpu.block_on(read.parse())?;
+    let queries = queries(&mut random, layer, 1);
+    let options = AttendOptions::default();
+    let (had, want) = (device.attend(0, &queries, &options)?, host.attend(0, &queries.view(), &options)?);
+    assert!(apart(&had, &want) <= 1e-5, "{}", apart(&had, &want));
+    let (had, want) = (device.scores(0, &queries)?, host.scores(0, &queries.view())?);
+    assert!(apart(&had, &want) <= 1e-5, "scores: {}", apart(&had, &want));
     Ok(())
 }

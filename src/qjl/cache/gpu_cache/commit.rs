@@ -165,13 +165,17 @@ impl Commit<'_> {
         let [keys, values] = rows(&mut self.recording, &cache.gpu, *shape, &from.tail, fill.tokens.clone())?;
         let positions = self.positions(layer, from, fill.tokens.clone())?;
         let Some(block) = track.coded.get_mut(fill.block) else { return Ok(()) };
-        // Positions of the whole block stand beside it where they do not follow each other.
+        // Positions of the whole block stand beside it where they do not follow each other; a trim may have cut off what broke off.
         let held = block.start..block.end();
-        if !from.runs.are_consecutive(&held) {
+        let stored = if from.runs.are_consecutive(&held) {
+            None
+        } else {
             let mut all = from.runs.of(held);
             all.resize(block.capacity, 0);
-            let stored = cache.gpu.upload("positions", bytemuck::cast_slice(&all))?;
-            block.codes = Arc::new(block.codes.at_positions(Some(stored)));
+            Some(cache.gpu.upload("positions", bytemuck::cast_slice(&all))?)
+        };
+        if stored.is_some() || block.codes.positions.is_some() {
+            block.codes = Arc::new(block.codes.at_positions(stored));
         }
         let centre = cache.tables(layer, &track.extra).map(|tables| (tables, &positions));
         let Some(block) = track.coded.get(fill.block) else { return Ok(()) };
