@@ -114,8 +114,7 @@ impl Blocks<'_> {
     fn largest(&self) -> usize {
         let dim = self.shape.key_dim.max(self.shape.value_dim);
         let token = (self.shape.kv_heads * pitch(dim, self.shape.dtype) * self.shape.dtype.size()) as u64;
-        let caps = self.gpu.caps();
-        let bytes = caps.max_storage_buffer_binding_size.min(caps.max_buffer_size);
+        let bytes = self.gpu.caps().largest_binding();
         ((bytes / token.max(1)) as usize / 32 * 32).max(32)
     }
 }
