@@ -3,8 +3,8 @@
 use kvfold::attention::{AttendOptions, Precision};
 use kvfold::cache::{LayerShape, Step};
 use kvfold::capture::RopeLayout;
-use kvfold::qjl::cache::{CacheOptions, CpuQjlCache, QjlCache};
-use kvfold::qjl::planes::Preset;
+use kvfold::qjl::cache::{CacheOptions, Coding, CpuQjlCache, QjlCache};
+use kvfold::qjl::planes::{Balance, Centring, PlanesOptions, Preset};
 use kvfold::rope::{Positions, Rope};
 use kvfold::{DType, Gpu, KvView, Shape, Tensor, wgpu};
 
@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("qjl_cache_goes_on_bit_for_bit_when_loaded", resumes),
     ("qjl_cache_forgets_positions_that_were_trimmed", trimmed_positions),
     ("qjl_cache_of_many_blocks_attends_many_queries", many_queries),
+    ("qjl_cache_fits_the_bindings_of_its_device", small_bindings),
 ];
 
 /// Codes at the border of a cell, and tables at that of an f16, may fall to either side on a device: a few numbers of a
@@ -327,5 +328,38 @@ fn many_queries(gpu: &Gpu) -> kvfold::Result<()> {
     };
     let refused = gpu.submit(attend).unwrap_err();
     assert!(matches!(refused, kvfold::Error::Limit { .. }), "{refused}");
+    Ok(())
+}
+
+/// Where a binding shows 160 tokens coded and 128 raw, blocks are as small, and rows are gathered to be coded in parts.
+fn small_bindings(gpu: &Gpu) -> kvfold::Result<()> {
+    let gpu = &small(gpu, 512 << 10)?;
+    let layer = LayerShape::new(8, 128, DType::F32);
+    let rope = Rope::from_theta(128, 128, 10_000.0, RopeLayout::HalfSplit)?;
+    let blocks = PlanesOptions::default().centring(Centring::BlockMean(24)).balance(Balance::None);
+    let blocks = CacheOptions::new(Coding::Planes(blocks.recent(8)));
+    for options in [CacheOptions::default().rope(rope), blocks] {
+        let mut random = Random(10);
+        let mut device = Device { gpu, cache: QjlCache::new(gpu, &[layer], 1, options.clone())? };
+        let mut host = CpuQjlCache::new(&[layer], 1, options)?;
+        for tokens in [100, 120, 120, 60] {
+            let batch = batch(&mut random, layer, [1, 120]);
+            let counts = [tokens];
+            let batch = Batch { queries: None, counts: counts.to_vec(), ..batch };
+            device.append(0, &batch)?;
+            host.append(0, &Step::new(&batch.keys.view(), &batch.values.view()).counts(&counts))?;
+        }
+        device.commit(false)?;
+        host.commit()?;
+        let queries = queries(&mut random, layer, 1);
+        let options = AttendOptions::default();
+        let (had, want) = (device.attend(0, &queries, &options)?, host.attend(0, &queries.view(), &options)?);
+        assert!(apart(&had, &want) <= TOLERANCE as f32, "{}", apart(&had, &want));
+        let want = device.on_host()?.attend(0, &queries.view(), &options)?;
+        assert!(apart(&had, &want) <= 1e-5, "{}", apart(&had, &want));
+    }
+    let tiny = small(gpu, 4096)?;
+    let refused = QjlCache::new(&tiny, &[layer], 1, CacheOptions::default()).unwrap_err();
+    assert!(matches!(refused, kvfold::Error::Limit { have: 4096, .. }), "{refused}");
     Ok(())
 }

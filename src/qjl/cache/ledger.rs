@@ -19,10 +19,16 @@ pub(crate) struct Ledger<B, C, X> {
 }
 
 impl<B, C, X: Clone + Default> Ledger<B, C, X> {
-    pub(crate) fn new(layers: &[LayerShape], sequences: usize, options: CacheOptions) -> Result<Self> {
+    /// A ledger of so many empty sequences, for coded blocks of at most so many bytes a side.
+    pub(crate) fn new(
+        layers: &[LayerShape],
+        sequences: usize,
+        options: CacheOptions,
+        block_bytes: u64,
+    ) -> Result<Self> {
         layers.iter().try_for_each(LayerShape::check)?;
         options.check(layers.len())?;
-        let rules = Rules::new(layers, &options)?;
+        let rules = Rules::new(layers, &options, block_bytes)?;
         let mut ledger = Self { layers: layers.to_vec(), options, rules, sequences: Vec::new() };
         (0..sequences).for_each(|_| {
             ledger.add_sequence();

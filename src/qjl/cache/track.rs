@@ -16,8 +16,8 @@ use super::options::{CacheOptions, PAGE};
 /// Tokens of a coded block at the least: few enough that little is made before it is needed.
 const BLOCK: usize = 1024;
 
-/// Bytes of one side of a coded block at the most: half of what every device can bind at once.
-const MAX_BLOCK_BYTES: usize = 64 << 20;
+/// Bytes of one side of a coded block at the most: half of what WebGPU lets a device bind at once where it asks for no more.
+const MAX_BLOCK_BYTES: u64 = 64 << 20;
 
 /// Raw rows that no longer count, beyond those that do, above which the others move to a block of their own.
 const SLACK: usize = 128;
@@ -30,7 +30,7 @@ pub(crate) struct Rules {
     recent: usize,
     page: usize,
     /// Tokens that are coded together at the least.
-    least: usize,
+    pub(crate) least: usize,
     /// Tokens of a coded block at the least, whole pages.
     block: usize,
     /// And at the most.
@@ -40,13 +40,24 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub(crate) fn new(layers: &[LayerShape], options: &CacheOptions) -> Result<Self> {
+    /// Rules for coded blocks of at most so many bytes a side, what the backend can hold.
+    pub(crate) fn new(layers: &[LayerShape], options: &CacheOptions, block_bytes: u64) -> Result<Self> {
         let [page, least] = options.coding.units()?;
         let sinks = options.coding.sinks() as usize;
-        let block = BLOCK.next_multiple_of(page);
         let row_bytes =
             layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
-        let most = MAX_BLOCK_BYTES / row_bytes.unwrap_or(1).max(1);
+        let page_bytes = (page * row_bytes.unwrap_or(1).max(1)) as u64;
+        let most = match (block_bytes.min(MAX_BLOCK_BYTES) / page_bytes) as usize {
+            0 => {
+                return Err(Error::Limit {
+                    what: "bytes of one binding",
+                    need: page_bytes,
+                    have: block_bytes.min(MAX_BLOCK_BYTES),
+                });
+            }
+            pages => pages * page,
+        };
+        let block = BLOCK.next_multiple_of(page).min(most);
         // Tokens leave a ring block by block.
         let most = options.capacity.map_or(most, |capacity| most.min(capacity / 4));
         Ok(Self {
@@ -149,6 +160,17 @@ pub(crate) struct Fill {
     pub(crate) tokens: Range<usize>,
     pub(crate) block: usize,
     pub(crate) at: usize,
+}
+
+impl Fill {
+    /// The same in parts of at most so many tokens, in order.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> {
+        let Self { tokens: Range { start, end }, block, at } = self.clone();
+        let part =
+            move |first| Self { tokens: first..end.min(first + tokens), block, at: at + first - start };
+        (start..end).step_by(tokens).map(part)
+    }
 }
 
 /// How a backend makes coded blocks.

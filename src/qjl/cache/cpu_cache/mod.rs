@@ -65,7 +65,7 @@ impl CpuQjlCache {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) or [`Error::Shape`](crate::Error::Shape) on layers or options that do not fit.
     pub fn new(layers: &[LayerShape], sequences: usize, options: CacheOptions) -> Result<Self> {
-        let ledger = Ledger::new(layers, sequences, options)?;
+        let ledger = Ledger::new(layers, sequences, options, u64::MAX)?;
         let coders = Coders::new(layers, &ledger.options, &BTreeMap::new())?;
         Ok(Self { ledger, coders, status: [Counts::default(); 2] })
     }

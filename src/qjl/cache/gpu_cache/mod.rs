@@ -82,7 +82,7 @@ impl QjlCache {
 
     /// A cache without sequences.
     fn with_coders(gpu: &Gpu, layers: &[LayerShape], options: CacheOptions, coders: Coders) -> Result<Self> {
-        let ledger = Ledger::new(layers, 0, options)?;
+        let ledger = Ledger::new(layers, 0, options, gpu.caps().largest_binding())?;
         let devices = coders.all.iter().map(|codec| DeviceCodec::upload(gpu, codec));
         let devices = devices.collect::<Result<_>>()?;
         let mut cache = Self {

@@ -68,7 +68,7 @@ impl QjlCache {
     pub fn read_back(&self, encoder: &mut wgpu::CommandEncoder) -> Result<CacheReadBack> {
         let gpu = &self.gpu;
         let mut read = CacheReadBack {
-            ledger: Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone())?,
+            ledger: Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone(), u64::MAX)?,
             coders: self.coders.clone(),
             raw: Shared::new(),
             codes: Shared::new(),
@@ -191,7 +191,7 @@ impl CacheReadBack {
             let numbers = words(&back.await?).into_iter().map(|bits| f64::from(f32::from_bits(bits)));
             arrived.energies.insert(place, numbers.collect());
         }
-        let mut ledger = Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone())?;
+        let mut ledger = Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone(), u64::MAX)?;
         for tracks in &self.ledger.sequences {
             let tracks =
                 tracks.iter().zip(&self.ledger.layers).map(|(track, layer)| arrived.track(track, layer));
