@@ -169,11 +169,16 @@ impl Model {
         Tables::calibrate(&from, &options).unwrap()
     }
 
+    /// The tables that a track is coded with: its own, the layer's, or ones that change nothing.
+    fn tables(&self, layer: usize, track: &Track) -> Tables {
+        let shared = self.options.tables.as_ref().map(|tables| tables[layer].clone());
+        let LayerShape { kv_heads, key_dim, .. } = self.layers[layer];
+        track.tables.clone().or(shared).unwrap_or_else(|| Tables::identity(kv_heads, key_dim))
+    }
+
     /// The mean of keys at these positions, `[kv_heads, tokens, key_dim]`; zeros where a track has none.
     fn means(&self, layer: usize, track: &Track, positions: &[u32]) -> Vec<f32> {
-        let (shape, rope) = (self.layers[layer], self.rope(layer));
-        let identity = Tables::identity(shape.kv_heads, shape.key_dim);
-        let tables = track.tables.as_ref().unwrap_or(&identity);
+        let (shape, rope, tables) = (self.layers[layer], self.rope(layer), self.tables(layer, track));
         let mut means = Vec::new();
         for head in 0..shape.kv_heads {
             for &position in positions {
@@ -198,9 +203,7 @@ impl Model {
         let (keys, values) = match self.options.coding {
             Coding::Planes(options) => {
                 let codec = self.codec(layer, options);
-                let shared = self.options.tables.as_ref().map(|tables| tables[layer].clone());
-                let tables = track.tables.clone().or(shared);
-                let tables = tables.unwrap_or_else(|| Tables::identity(shape.kv_heads, shape.key_dim));
+                let tables = self.tables(layer, track);
                 let positions = Positions::Explicit(&positions);
                 let keys = planes::encode_keys(&codec, &keys.view(), positions, &tables).unwrap();
                 let values = planes::encode_values(&codec, &values.view()).unwrap();

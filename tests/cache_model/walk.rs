@@ -87,11 +87,17 @@ impl<'a, S: Subject> Walk<'a, S> {
         Tensor::from_f32(&numbers, dtype, shape).unwrap()
     }
 
-    /// A step of every layer.
-    pub fn step(&mut self, longest: usize, starts: bool) {
-        let sequences = self.model.sequences.len();
+    /// A step of every layer, of so many tokens at the most.
+    fn step(&mut self, longest: usize, starts: bool) {
         let tokens = 1 + self.below(longest);
-        let counts: Vec<u32> = (0..sequences).map(|_| self.below(tokens + 1) as u32).collect();
+        let counts = (0..self.model.sequences.len()).map(|_| self.below(tokens + 1) as u32);
+        let counts = counts.collect();
+        self.take(tokens, counts, starts);
+    }
+
+    /// A step of every layer, of so many tokens of each sequence.
+    fn take(&mut self, tokens: usize, counts: Vec<u32>, starts: bool) {
+        let sequences = counts.len();
         let starts = starts.then(|| (0..sequences).map(|_| self.below(500) as u32).collect::<Vec<u32>>());
         for layer in 0..self.setting.layers.len() {
             let shape = self.setting.layers[layer];
@@ -113,13 +119,26 @@ impl<'a, S: Subject> Walk<'a, S> {
         }
     }
 
-    pub fn commit(&mut self, all: bool) {
+    /// Sequences of these lengths, raw, in whole pages, and settled.
+    pub fn lengths_of(&mut self, lengths: &[u32]) {
+        let tokens = lengths.iter().copied().max().unwrap_or(0) as usize;
+        self.take(tokens, lengths.to_vec(), true);
+        self.check("raw");
+        for all in [false, true] {
+            self.commit(all);
+            self.check(if all { "settled" } else { "committed" });
+        }
+        self.subject.reload().unwrap();
+        self.check("reloaded");
+    }
+
+    fn commit(&mut self, all: bool) {
         self.subject.commit(all).unwrap();
         self.model.commit(all);
     }
 
     /// Compares attention in every layer.
-    pub fn check(&mut self, what: &str) {
+    fn check(&mut self, what: &str) {
         let sequences = self.model.sequences.len();
         if sequences == 0 {
             return;
@@ -152,7 +171,7 @@ impl<'a, S: Subject> Walk<'a, S> {
             assert!(
                 error <= self.setting.tolerance,
                 "{what}, layer {layer}: {error}, {options:?}, {:?}",
-                self.lengths(layer)
+                self.state(layer)
             );
         }
         for sequence in 0..sequences {
@@ -170,7 +189,7 @@ impl<'a, S: Subject> Walk<'a, S> {
     }
 
     /// Of every sequence: tokens, the first raw one, those that are gone, and whether there are tables.
-    fn lengths(&self, layer: usize) -> Vec<(usize, usize, usize, bool)> {
+    fn state(&self, layer: usize) -> Vec<(usize, usize, usize, bool)> {
         let tracks = self.model.sequences.iter().map(|tracks| &tracks[layer]);
         tracks.map(|t| (t.rows.len(), t.first_raw, t.evicted, t.tables.is_some())).collect()
     }

@@ -16,6 +16,7 @@ use crate::{Test, device, settings};
 pub(crate) const TESTS: &[Test] = &[
     ("qjl_cache_equals_the_simplest_cache", any_interleaving),
     ("qjl_cache_takes_every_width_and_group", widths),
+    ("qjl_cache_takes_sequences_of_every_length", lengths),
     ("qjl_cache_attends_as_its_host_form", host_form),
     ("qjl_cache_goes_on_bit_for_bit_when_loaded", resumes),
     ("qjl_cache_forgets_positions_that_were_trimmed", trimmed_positions),
@@ -133,6 +134,15 @@ fn any_interleaving(gpu: &Gpu) -> kvfold::Result<()> {
 fn widths(gpu: &Gpu) -> kvfold::Result<()> {
     for (index, setting) in settings::widths().iter_mut().enumerate() {
         walk(gpu, setting, index as u64, 8)?;
+    }
+    Ok(())
+}
+
+fn lengths(gpu: &Gpu) -> kvfold::Result<()> {
+    for (index, setting) in settings::three().iter_mut().enumerate() {
+        setting.tolerance = TOLERANCE;
+        let cache = QjlCache::new(gpu, &setting.layers, 3, setting.options.clone())?;
+        Walk::new(setting, Device { gpu, cache }, index as u64).lengths_of(&[0, 1, 777]);
     }
     Ok(())
 }
@@ -299,7 +309,12 @@ fn many_queries(gpu: &Gpu) -> kvfold::Result<()> {
     let layer = LayerShape::new(2, 64, DType::F16).value_dim(80);
     let rope = Rope::from_theta(64, 64, 10_000.0, RopeLayout::HalfSplit)?;
     let mut random = Random(9);
-    for options in [CacheOptions::default().rope(rope.clone()), CacheOptions::qjl_orth().rope(rope)] {
+    let plain = AttendOptions::default();
+    let cases = [
+        (CacheOptions::default().rope(rope.clone()), vec![plain, plain.window(70).sink_logits(&[0.5; 4])]),
+        (CacheOptions::qjl_orth().rope(rope), vec![plain.causal(true)]),
+    ];
+    for (options, all) in cases {
         let mut device = Device { gpu, cache: QjlCache::new(gpu, &[layer], 3, options)? };
         for lengths in [[400, 200, 0], [331, 0, 1]] {
             let mut batch = batch(&mut random, layer, [3, 400]);
@@ -308,9 +323,8 @@ fn many_queries(gpu: &Gpu) -> kvfold::Result<()> {
             device.commit(true)?;
         }
         let (host, queries) = (device.on_host()?, queries_of(&mut random, layer, [3, 250]));
-        let plain = AttendOptions::default();
         // Queries before a sequence's first token see nothing, in whatever part of a call they stand.
-        for options in [plain, plain.causal(true), plain.window(70).sink_logits(&[0.5; 4])] {
+        for options in all {
             let had = device.attend(0, &queries, &options)?;
             let want = host.attend(0, &queries.view(), &options)?;
             assert!(apart(&had, &want) <= 1e-5, "{}, {options:?}", apart(&had, &want));

@@ -116,6 +116,14 @@ fn any_interleaving_equals_the_simplest_cache() {
 }
 
 #[test]
+fn sequences_of_every_length_equal_the_simplest_cache() {
+    for (index, setting) in settings::three().iter().enumerate() {
+        let cache = CpuQjlCache::new(&setting.layers, 3, setting.options.clone()).unwrap();
+        Walk::new(setting, Host(cache), index as u64).lengths_of(&[0, 1, 777]);
+    }
+}
+
+#[test]
 fn every_width_and_group_equals_the_simplest_cache() {
     for (index, setting) in settings::widths().iter().enumerate() {
         walk(setting, index as u64, 10);
