@@ -111,6 +111,14 @@ pub fn widths() -> Vec<Setting> {
     all
 }
 
+/// One sequence that takes no rows but those that room was reserved for.
+pub fn fixed() -> Vec<Setting> {
+    let layers = vec![LayerShape::new(2, 16, DType::F16), LayerShape::new(1, 16, DType::F16).value_dim(24)];
+    [CacheOptions::default().rope(rope(16, 16)), CacheOptions::qjl()]
+        .map(|options| Setting { sequences: 1, ..setting(layers.clone(), options.fixed(true)) })
+        .into()
+}
+
 /// Three sequences, for lengths that differ.
 pub fn three() -> Vec<Setting> {
     let layer = LayerShape::new(2, 16, DType::F16);

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("qjl_cache_equals_the_simplest_cache", any_interleaving),
     ("qjl_cache_takes_every_width_and_group", widths),
     ("qjl_cache_takes_sequences_of_every_length", lengths),
+    ("a_fixed_qjl_cache_takes_what_was_reserved", fixed),
     ("qjl_cache_attends_as_its_host_form", host_form),
     ("qjl_cache_goes_on_bit_for_bit_when_loaded", resumes),
     ("qjl_cache_forgets_positions_that_were_trimmed", trimmed_positions),
@@ -28,9 +29,9 @@ pub(crate) const TESTS: &[Test] = &[
 /// thousand are then a step apart. A row that is lost or misplaced is an error many times larger.
 const TOLERANCE: f64 = 0.02;
 
-struct Device<'a> {
-    gpu: &'a Gpu,
-    cache: QjlCache,
+pub(crate) struct Device<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) cache: QjlCache,
 }
 
 impl Subject for Device<'_> {
@@ -100,14 +101,14 @@ impl Subject for Device<'_> {
         self.cache.clear(sequence)
     }
 
-    fn reserve(&mut self, tokens: usize) -> kvfold::Result<()> {
-        self.cache.reserve(tokens)
+    fn reserve(&mut self, sequence: usize, tokens: usize) -> kvfold::Result<()> {
+        self.cache.reserve_blocking(sequence, tokens)
     }
 
     fn reload(&mut self) -> kvfold::Result<()> {
-        let bytes = self.on_host()?.to_bytes()?;
+        let bytes = self.cache.save_blocking()?;
         self.cache = QjlCache::load(self.gpu, &bytes)?;
-        assert_eq!(self.on_host()?.to_bytes()?, bytes, "a loaded cache is saved as it was");
+        assert_eq!(self.cache.save_blocking()?, bytes, "a loaded cache is saved as it was");
         Ok(())
     }
 
@@ -116,38 +117,44 @@ impl Subject for Device<'_> {
     }
 }
 
-fn walk(gpu: &Gpu, setting: &mut Setting, seed: u64, acts: usize) -> kvfold::Result<()> {
+/// A walk whose tolerance is a device's.
+fn walk<'a>(gpu: &'a Gpu, setting: &'a mut Setting, seed: u64) -> kvfold::Result<Walk<'a, Device<'a>>> {
     setting.tolerance = TOLERANCE;
     let cache = QjlCache::new(gpu, &setting.layers, setting.sequences, setting.options.clone())?;
-    let mut walk = Walk::new(setting, Device { gpu, cache }, seed);
-    (0..acts).for_each(|_| walk.act());
-    Ok(())
+    Ok(Walk::new(setting, Device { gpu, cache }, seed))
 }
 
 fn any_interleaving(gpu: &Gpu) -> kvfold::Result<()> {
-    for (index, setting) in settings::settings().iter_mut().enumerate() {
-        walk(gpu, setting, 900 + index as u64, 25)?;
+    for (seed, setting) in (900..).zip(&mut settings::settings()) {
+        let mut walk = walk(gpu, setting, seed)?;
+        (0..25).for_each(|_| walk.act());
     }
     Ok(())
 }
 
 fn widths(gpu: &Gpu) -> kvfold::Result<()> {
-    for (index, setting) in settings::widths().iter_mut().enumerate() {
-        walk(gpu, setting, index as u64, 8)?;
+    for (seed, setting) in (0..).zip(&mut settings::widths()) {
+        let mut walk = walk(gpu, setting, seed)?;
+        (0..8).for_each(|_| walk.act());
     }
     Ok(())
 }
 
 fn lengths(gpu: &Gpu) -> kvfold::Result<()> {
-    for (index, setting) in settings::three().iter_mut().enumerate() {
-        setting.tolerance = TOLERANCE;
-        let cache = QjlCache::new(gpu, &setting.layers, 3, setting.options.clone())?;
-        Walk::new(setting, Device { gpu, cache }, index as u64).lengths_of(&[0, 1, 777]);
+    for (seed, setting) in (0..).zip(&mut settings::three()) {
+        walk(gpu, setting, seed)?.lengths_of(&[0, 1, 777]);
     }
     Ok(())
 }
 
-fn batch(random: &mut Random, layer: LayerShape, [sequences, tokens]: [usize; 2]) -> Batch {
+fn fixed(gpu: &Gpu) -> kvfold::Result<()> {
+    for (seed, setting) in (0..).zip(&mut settings::fixed()) {
+        walk(gpu, setting, seed)?.takes_what_was_reserved();
+    }
+    Ok(())
+}
+
+pub(crate) fn batch(random: &mut Random, layer: LayerShape, [sequences, tokens]: [usize; 2]) -> Batch {
     let mut rows = |heads, dim| {
         let shape = Shape::new(sequences, heads, tokens, dim).unwrap();
         let numbers: Vec<f32> =
@@ -246,7 +253,7 @@ fn resumes(gpu: &Gpu) -> kvfold::Result<()> {
             let mut device = Device { gpu, cache: QjlCache::new(gpu, &[layer], 2, options.clone())? };
             device.append(0, &batch(&mut random, layer, [2, first]))?;
             device.commit(false)?;
-            let bytes = device.on_host()?.to_bytes()?;
+            let bytes = device.cache.save_blocking()?;
             let mut loaded = Device { gpu, cache: QjlCache::load(gpu, &bytes)? };
             for _ in 0..4 {
                 let batch = batch(&mut random, layer, [2, 40]);
@@ -256,7 +263,7 @@ fn resumes(gpu: &Gpu) -> kvfold::Result<()> {
                     cache.append(0, &batch)?;
                     outputs.push(cache.attend(0, &queries, &AttendOptions::default())?);
                     cache.commit(false)?;
-                    let bytes = cache.on_host()?.to_bytes()?;
+                    let bytes = cache.cache.save_blocking()?;
                     outputs.push(bytes.into_iter().map(f32::from).collect());
                 }
                 assert_eq!(outputs[0], outputs[2], "attention");

@@ -79,7 +79,7 @@ fn chunks_leave_what_the_whole_leaves() {
                 first += count;
             }
             cache.settle().unwrap();
-            saved.push(cache.to_bytes().unwrap());
+            saved.push(cache.save().unwrap());
         }
         assert!(saved.windows(2).all(|pair| pair[0] == pair[1]), "{options:?}");
     }
@@ -156,22 +156,22 @@ fn files_that_are_damaged_newer_or_others_are_refused() {
     let queries = rows(&mut random, 1, 300, 64);
     append(&mut cache, 0, [&keys, &values, &queries]);
     cache.settle().unwrap();
-    let bytes = cache.to_bytes().unwrap();
-    assert!(CpuQjlCache::from_bytes(&bytes).is_ok());
+    let bytes = cache.save().unwrap();
+    assert!(CpuQjlCache::load(&bytes).is_ok());
     let mut last = bytes.clone();
     *last.last_mut().unwrap() ^= 1;
-    assert!(matches!(CpuQjlCache::from_bytes(&last), Err(Error::Digest { .. })));
-    assert!(CpuQjlCache::from_bytes(&bytes[..bytes.len() - 1]).is_err());
+    assert!(matches!(CpuQjlCache::load(&last), Err(Error::Digest { .. })));
+    assert!(CpuQjlCache::load(&bytes[..bytes.len() - 1]).is_err());
     for length in [0, 7, 100] {
-        assert!(CpuQjlCache::from_bytes(&bytes[..length]).is_err());
+        assert!(CpuQjlCache::load(&bytes[..length]).is_err());
     }
     let newer = replace(&bytes, "\"kvfold.cache\":\"1\"", "\"kvfold.cache\":\"2\"");
-    let error = CpuQjlCache::from_bytes(&newer).unwrap_err().to_string();
+    let error = CpuQjlCache::load(&newer).unwrap_err().to_string();
     assert!(error.contains("a saved cache of version 1 to 1"), "{error}");
     let other = replace(&bytes, "kvfold.cache", "kvfold.cachf");
-    assert!(matches!(CpuQjlCache::from_bytes(&other), Err(Error::Metadata { .. })));
+    assert!(matches!(CpuQjlCache::load(&other), Err(Error::Metadata { .. })));
     let flipped = replace(&bytes, "\\\"evicted\\\":0", "\\\"evicted\\\":9");
-    assert!(matches!(CpuQjlCache::from_bytes(&flipped), Err(Error::Digest { .. })));
+    assert!(matches!(CpuQjlCache::load(&flipped), Err(Error::Digest { .. })));
 }
 
 /// The file with one text of equal length for another.

@@ -38,8 +38,8 @@
 //! cache.commit()?;
 //! assert!(cache.payload_bytes() < cache.raw_bytes() / 2);
 //!
-//! let file = cache.to_bytes()?;
-//! assert_eq!(CpuQjlCache::from_bytes(&file)?.len(0)?, 300);
+//! let file = cache.save()?;
+//! assert_eq!(CpuQjlCache::load(&file)?.len(0)?, 300);
 //! # Ok(())
 //! # }
 //! ```
@@ -57,6 +57,8 @@ mod head;
 mod ledger;
 mod named;
 mod options;
+mod runs;
+mod sketch;
 mod track;
 
 pub(crate) use coders::codec;
@@ -65,4 +67,5 @@ pub use cpu_cache::CpuQjlCache;
 pub use gpu_cache::{CacheReadBack, QjlCache, StatusReadBack};
 pub(crate) use head::SavedRope;
 pub use named::NamedCoding;
-pub use options::{CacheOptions, Coding, PAGE, SketchOptions};
+pub use options::{CacheOptions, Coding, PAGE};
+pub use sketch::SketchOptions;
