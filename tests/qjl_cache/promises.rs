@@ -112,6 +112,40 @@ fn the_oldest_leave_as_they_do_from_the_original() {
     }
 }
 
+/// The original's figures over the tokens of its golden cases.
+#[test]
+fn the_originals_bytes_are_as_it_counted_them() {
+    for (name, dim, cases) in [("qjl_d64", 64, 9), ("qjl_d80", 80, 3), ("qjl_d128", 128, 3)] {
+        let golden = Golden::open(name);
+        let facts = golden.facts();
+        let all = facts["cases"].as_array().unwrap();
+        assert_eq!(all.len(), cases, "{name}");
+        for case in all {
+            let number = |what: &str| case[what].as_u64().unwrap() as usize;
+            let matrix = golden.f32(&format!("m{}/S", number("m")));
+            let projection = Projection::from_matrix(&matrix, dim, number("m")).unwrap();
+            let layer = LayerShape::new(1, dim, DType::F16);
+            let mut cache =
+                CpuQjlCache::new(&[layer], 1, CacheOptions::qjl().projection(projection)).unwrap();
+            let rows = rows(&mut Random(1), 1, number("n"), dim);
+            append(&mut cache, 0, [&rows, &rows, &rows]);
+            let had = cache.original_accounting().unwrap();
+            assert_eq!((had.len(), had[0].memory_bytes()), (1, number("memory_bytes")), "{name}");
+        }
+    }
+    // Of every head and sequence, and of what has not left.
+    let options = CacheOptions::qjl().capacity(5);
+    let mut cache = CpuQjlCache::new(&[LayerShape::new(3, 64, DType::F16)], 1, options).unwrap();
+    let rows = rows(&mut Random(1), 3, 8, 64);
+    append(&mut cache, 0, [&rows, &rows, &rows]);
+    cache.commit().unwrap();
+    assert_eq!(cache.fork(0).unwrap(), 1);
+    let [had] = cache.original_accounting().unwrap()[..] else { panic!("one layer") };
+    assert_eq!((had.tokens, had.key_bytes, had.value_bytes), (10, 30 * 66, 30 * 66));
+    let planes = CpuQjlCache::new(&[LayerShape::new(3, 64, DType::F16)], 1, CacheOptions::default());
+    assert_eq!(planes.unwrap().original_accounting(), None);
+}
+
 #[test]
 fn steps_that_do_not_fit_change_nothing() {
     let layers = [LayerShape::new(2, 64, DType::F16)];

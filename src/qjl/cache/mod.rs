@@ -61,6 +61,7 @@ mod runs;
 mod sketch;
 mod track;
 
+pub use bytes::OriginalAccounting;
 pub(crate) use coders::codec;
 pub use cpu_cache::CpuQjlCache;
 #[cfg(feature = "gpu")]

@@ -16,6 +16,7 @@ pub(crate) use codes::HostCodes;
 
 use super::super::Counts;
 use super::super::planes::{QueryEnergy, Tables};
+use super::bytes::OriginalAccounting;
 use super::coders::Coders;
 use super::ledger::Ledger;
 use super::options::CacheOptions;
@@ -305,6 +306,12 @@ impl CpuQjlCache {
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         super::bytes::payload(&self.ledger, &self.coders, |learnt| learnt.tables.as_ref().map(Arc::as_ptr))
+    }
+
+    /// The original's figures for every layer of sketches; `None` of sign planes, which it does not have.
+    #[must_use]
+    pub fn original_accounting(&self) -> Option<Vec<OriginalAccounting>> {
+        super::bytes::original(&self.ledger, &self.coders)
     }
 }
 

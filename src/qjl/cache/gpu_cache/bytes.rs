@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::bytes::{Unique, payload};
+use super::super::bytes::{OriginalAccounting, Unique, original, payload};
 use super::codes::DeviceCodec;
 use super::{QjlCache, TableBuffer};
 
@@ -45,5 +45,11 @@ impl QjlCache {
     #[must_use]
     pub fn scratch_bytes(&self) -> u64 {
         self.gpu.scratch_bytes()
+    }
+
+    /// The original's figures for every layer of sketches; `None` of sign planes, which it does not have.
+    #[must_use]
+    pub fn original_accounting(&self) -> Option<Vec<OriginalAccounting>> {
+        original(&self.ledger, &self.coders)
     }
 }
