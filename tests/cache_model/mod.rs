@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each suite uses its part")]
 
+pub mod original;
 pub mod walk;
 
 use kvfold::attention::AttendOptions;

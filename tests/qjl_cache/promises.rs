@@ -1,6 +1,5 @@
 //! What the cache promises beside equalling the simplest one: bytes, chunks, eviction as the original's, files.
 
-use kvfold::attention::AttendOptions;
 use kvfold::cache::{LayerShape, Step};
 use kvfold::capture::RopeLayout;
 use kvfold::qjl::Projection;
@@ -9,6 +8,8 @@ use kvfold::qjl::planes::Preset;
 use kvfold::rope::{Positions, Rope};
 use kvfold::{DType, Error, Shape, Tensor};
 
+use crate::Host;
+use crate::cache_model::original;
 use crate::golden::Golden;
 use crate::numbers::Random;
 
@@ -85,31 +86,19 @@ fn chunks_leave_what_the_whole_leaves() {
     }
 }
 
+/// A cache of one sequence.
+fn one(layer: LayerShape, options: CacheOptions) -> kvfold::Result<Host> {
+    CpuQjlCache::new(&[layer], 1, options).map(Host)
+}
+
 #[test]
 fn the_oldest_leave_as_they_do_from_the_original() {
-    let golden = Golden::open("qjl_special");
-    let projection = Projection::from_matrix(&golden.f32("evict/S"), 64, 64).unwrap();
-    let options = CacheOptions::qjl().capacity(5).projection(projection);
-    let mut cache = CpuQjlCache::new(&[LayerShape::new(1, 64, DType::F16)], 1, options).unwrap();
-    let of = |name: &str, tokens| {
-        let shape = Shape::new(1, 1, tokens, 64).unwrap();
-        Tensor::from_f32(&golden.f32(&format!("evict/{name}")), DType::F16, shape).unwrap()
-    };
-    let (keys, values) = (of("keys", 8), of("values", 8));
-    for token in 0..8 {
-        let [k, v] = [&keys, &values].map(|tensor| cut(tensor, token, 1));
-        cache.append(0, &Step::new(&k.view(), &v.view())).unwrap();
-        cache.commit().unwrap();
-        assert_eq!(cache.len(0).unwrap() - cache.evicted(0).unwrap(), (token + 1).min(5));
-    }
-    cache.settle().unwrap();
-    let had = cache.attend(0, &of("queries", 2).view(), &AttendOptions::default()).unwrap();
-    let want = golden.f64("evict/attend_f64");
-    // The original chooses value codes in f16, which puts some a step off; weights sum to 1.
-    let step = golden.f32("evict/live_v_scale").into_iter().fold(0.0, f32::max);
-    for (had, want) in had.iter().zip(&want) {
-        assert!((f64::from(*had) - want).abs() <= 1.01 * f64::from(step), "{had} {want}");
-    }
+    original::evicts(&one).unwrap();
+}
+
+#[test]
+fn scores_above_f16_stay_finite() {
+    original::overflows(&one).unwrap();
 }
 
 /// The original's figures over the tokens of its golden cases.
@@ -125,8 +114,7 @@ fn the_originals_bytes_are_as_it_counted_them() {
             let matrix = golden.f32(&format!("m{}/S", number("m")));
             let projection = Projection::from_matrix(&matrix, dim, number("m")).unwrap();
             let layer = LayerShape::new(1, dim, DType::F16);
-            let mut cache =
-                CpuQjlCache::new(&[layer], 1, CacheOptions::qjl().projection(projection)).unwrap();
+            let mut cache = one(layer, CacheOptions::qjl().projection(projection)).unwrap().0;
             let rows = rows(&mut Random(1), 1, number("n"), dim);
             append(&mut cache, 0, [&rows, &rows, &rows]);
             let had = cache.original_accounting().unwrap();

@@ -73,7 +73,7 @@ impl Rules {
 
     /// New tokens, of `count` behind the first `len`, whose queries tables are made of, those counted already left out.
     pub(crate) fn learnt(&self, counted: usize, len: usize, count: usize) -> Range<usize> {
-        let start = len.max(counted).max(self.sinks);
+        let start = len.max(counted).max(self.sinks).min(CALIBRATION_TOKENS);
         start..(len + count).min(CALIBRATION_TOKENS).max(start)
     }
 

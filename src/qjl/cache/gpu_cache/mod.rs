@@ -251,15 +251,16 @@ impl QjlCache {
             for write in writes.iter().flatten().filter(|write| write.count > 0) {
                 append(&mut recording, &self.gpu, [step.keys, step.values], sequence, write)?;
             }
-            if let Some(queries) = step.queries.filter(|_| self.ledger.options.learns()) {
+            if self.ledger.options.learns() && next.extra.tables.is_none() {
                 let len = track.len(&rules);
                 let new = rules.learnt(next.extra.counted, len, positions.len());
-                let own = queries.part(sequence, new.start.saturating_sub(len), new.len());
-                let [_, copies] = &mut all_copies;
-                self.learn(&mut recording, copies, &shape, &own, &mut next.extra)?;
+                if let Some(queries) = step.queries {
+                    let own = queries.part(sequence, new.start.saturating_sub(len), new.len());
+                    let [_, copies] = &mut all_copies;
+                    self.learn(&mut recording, copies, &shape, &own, &mut next.extra)?;
+                }
+                next.extra.counted = next.extra.counted.max(new.end);
             }
-            next.extra.counted =
-                next.extra.counted.max(rules.learnt(0, track.len(&rules), positions.len()).end);
             tracks.push(next);
         }
         all_copies.iter().for_each(|copies| copies.record(encoder));
@@ -277,7 +278,7 @@ impl QjlCache {
         queries: &KvView,
         learnt: &mut Learnt,
     ) -> Result<()> {
-        if queries.shape().tokens == 0 || learnt.tables.is_some() {
+        if queries.shape().tokens == 0 {
             return Ok(());
         }
         let held = learnt.energies.take();
