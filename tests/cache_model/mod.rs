@@ -299,7 +299,7 @@ impl Model {
         (0..len)
             .filter(|&t| t < pinned || t >= track.evicted)
             .filter(|&t| t <= position || !(options.causal || options.window.is_some()))
-            .filter(|&t| options.window.is_none_or(|window| t + window as usize > position))
+            .filter(|&t| t < pinned || options.window.is_none_or(|window| t + window as usize > position))
             .collect()
     }
 }

@@ -166,6 +166,12 @@ impl Pass {
         (self.params.position, self.params.consecutive) = (first, 1);
     }
 
+    /// No window hides the store's tokens; one hides later tokens all the same.
+    pub(crate) fn pinned(&mut self) {
+        self.params.causal |= u32::from(self.params.window != u32::MAX);
+        self.params.window = u32::MAX;
+    }
+
     /// So many queries of every sequence and head stand behind those of the pass.
     pub(crate) fn before(&mut self, queries: usize) -> Result<()> {
         self.params.behind = index32(queries)?;

@@ -152,7 +152,8 @@ pub struct CacheOptions {
     pub tables: Option<Vec<Tables>>,
     /// Tokens of a sequence that are kept; older ones leave. `None` keeps all.
     pub capacity: Option<usize>,
-    /// Whether the first tokens that stay raw never leave.
+    /// Whether the first tokens that stay raw never leave, and no sliding window hides them
+    /// ([`AttendOptions::window`](crate::attention::AttendOptions::window)).
     pub pin_sinks: bool,
     /// Whether `append` may not allocate: it then says [`Error::Capacity`] where nothing was reserved.
     pub fixed: bool,
@@ -254,7 +255,7 @@ impl CacheOptions {
         self
     }
 
-    /// Sets whether the first tokens that stay raw never leave.
+    /// Sets whether the first tokens that stay raw never leave, nor are hidden by a window.
     #[must_use]
     pub const fn pin_sinks(mut self, pin: bool) -> Self {
         self.pin_sinks = pin;

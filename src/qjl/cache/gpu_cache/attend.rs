@@ -155,8 +155,15 @@ impl Call<'_> {
             Ok(stage)
         };
         let mut coded = stage(RowKind::Coded, &held.coded, codes)?;
+        let pinned = self.cache.ledger.rules.pinned();
+        let raw = |kind, segments: &[Segment]| -> Result<Stage> {
+            let mut stage = stage(kind, segments, rows)?;
+            let each = stage.passes.iter_mut().zip(segments);
+            each.filter(|(_, segment)| segment.start < pinned).for_each(|(pass, _)| pass.pinned());
+            Ok(stage)
+        };
         let [(sinks, sink_rows), (recent, recent_rows)] = &held.raw;
-        let (sinks, recent) = (stage(RowKind::Raw, sinks, rows)?, stage(RowKind::More, recent, rows)?);
+        let (sinks, recent) = (raw(RowKind::Raw, sinks)?, raw(RowKind::More, recent)?);
         let queries = self.queries.cut(cut.sequences.clone(), cut.queries.clone());
         let raw = sinks.passes.iter().zip(sink_rows).chain(recent.passes.iter().zip(recent_rows));
         for (pass, [keys, values]) in raw {
