@@ -31,7 +31,8 @@ struct Attention {
     consecutive: u32,
     // 1 where a pass adds to what earlier ones have left in its splits' partial results, which are zeros at first.
     adds: u32,
-    reserved_a: u32,
+    // Queries of a sequence and head that stand behind those of this pass.
+    behind: u32,
     reserved_b: u32,
     reserved_c: u32,
 }

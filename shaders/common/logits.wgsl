@@ -23,11 +23,12 @@ fn logit(score: f32) -> f32 {
 
 // First and one past the last token of a sequence that a query sees.
 fn visible(length: u32, query_index: u32) -> vec2<u32> {
-    if (length + query_index < params.attention.queries) {
+    let queries = params.attention.queries + params.attention.behind;
+    if (length + query_index < queries) {
         return vec2<u32>();
     }
     let window = params.attention.window;
-    let position = length + query_index - params.attention.queries;
+    let position = length + query_index - queries;
     let hides_later = params.attention.causal == 1u || window != 0xffffffffu;
     let end = select(length, min(length, position + 1u), hides_later);
     let start = select(0u, position + 1u - min(position + 1u, window), window != 0xffffffffu);

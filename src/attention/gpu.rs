@@ -51,7 +51,8 @@ pub(crate) struct AttentionParams {
     position: u32,
     consecutive: u32,
     adds: u32,
-    reserved: [u32; 3],
+    behind: u32,
+    reserved: [u32; 2],
 }
 
 impl AttentionParams {

@@ -44,7 +44,8 @@ pub struct AttendOptions<'a> {
     pub scale: Option<f32>,
     /// A query sees no key after its own position.
     pub causal: bool,
-    /// A query at `p` sees the key at `t` iff `0 <= p - t < window`.
+    /// A query at `p` sees the key at `t` iff `0 <= p - t < window`, and the sinks that a cache has
+    /// [pinned](crate::qjl::cache::CacheOptions::pin_sinks) as well.
     pub window: Option<u32>,
     /// Scaled scores become `cap * tanh(x / cap)`.
     pub soft_cap: Option<f32>,
@@ -54,6 +55,8 @@ pub struct AttendOptions<'a> {
     /// How a device attends to sign planes. Raw rows and all other stores are attended exactly, and so is everything on the
     /// host.
     pub precision: Precision,
+    /// First tokens that no window hides; the cache sets it.
+    pub(crate) pinned: usize,
 }
 
 impl<'a> AttendOptions<'a> {

@@ -124,6 +124,8 @@ pub(crate) fn score_rows(g: Geometry, queries: &impl Rows, keys: &impl Rows) -> 
 
 /// A softmax in the making: the largest logit so far and the sum of `exp(logit - max)`.
 struct Online {
+    /// First tokens that are seen besides.
+    pinned: usize,
     seen: Range<usize>,
     max: f32,
     sum: f32,
@@ -141,6 +143,7 @@ impl Online {
     fn take(&mut self, tile: &KvTile, logit: impl Fn(&[f32], f32) -> f32, out: &mut [f32]) {
         let inside = |token: usize| token.saturating_sub(tile.start).min(tile.keys.weights.len());
         let span = inside(self.seen.start)..inside(self.seen.end);
+        let span = (0..inside(self.pinned).min(span.start)).chain(span);
         let mut logits = [LOWEST; TILE];
         let mut tile_max = LOWEST;
         for i in span.clone() {
@@ -201,12 +204,15 @@ pub(crate) fn attend_rows(
         let mut states: Vec<Online> = (0..g.group * g.queries)
             .map(|i| {
                 let seen = options.visible(length, g.queries, i % g.queries);
-                Online { seen: if finite[i] { seen } else { 0..0 }, max: LOWEST, sum: 0.0 }
+                let seen = if finite[i] { seen } else { 0..0 };
+                Online { pinned: options.pinned.min(seen.end), seen, max: LOWEST, sum: 0.0 }
             })
             .collect();
         let first =
             states.iter().filter(|s| !s.seen.is_empty()).map(|s| s.seen.start).min().unwrap_or(length);
-        for start in (first / TILE * TILE..length).step_by(TILE) {
+        let pinned = states.iter().map(|s| s.pinned).max().unwrap_or(0).next_multiple_of(TILE);
+        let behind = (first / TILE * TILE).max(pinned)..length;
+        for start in (0..pinned).step_by(TILE).chain(behind.step_by(TILE)) {
             let tokens = start..length.min(start + TILE);
             tile.start = start;
             tile.keys.load(keys, batch, head, tokens.clone());

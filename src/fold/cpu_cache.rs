@@ -102,9 +102,8 @@ impl CpuFoldedCache {
     /// [`Error::Overflow`](crate::Error::Overflow).
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         let sequences = self.sequences();
-        self.ledger.parts.iter_mut().try_for_each(|part| match part {
-            Part::Coded(held) => held.reserve(tokens),
-            Part::Minicache(held) => (0..sequences).try_for_each(|sequence| held.reserve(sequence, tokens)),
+        self.ledger.parts.iter_mut().try_for_each(|part| {
+            (0..sequences).try_for_each(|sequence| either!(part, held => held.reserve(sequence, tokens)))
         })
     }
 
@@ -113,10 +112,7 @@ impl CpuFoldedCache {
     /// # Errors
     /// [`Error::Safetensors`](crate::Error::Safetensors) when the metadata exceeds what safetensors allows (100 MB).
     pub fn save(&self) -> Result<Vec<u8>> {
-        let save = |part: &HostPart| match part {
-            Part::Coded(held) => held.to_bytes(),
-            Part::Minicache(held) => held.save(),
-        };
+        let save = |part: &HostPart| either!(part, held => held.save());
         file::write(&self.ledger, self.ledger.parts.iter().map(save).collect::<Result<_>>()?)
     }
 
@@ -124,7 +120,7 @@ impl CpuFoldedCache {
     ///
     /// # Errors
     /// [`Error::Safetensors`](crate::Error::Safetensors), [`Error::Metadata`](crate::Error::Metadata),
-    /// [`Error::Digest`](crate::Error::Digest) and what [`CpuQjlCache::from_bytes`] and [`CpuMiniCache::load`] say of the parts.
+    /// [`Error::Digest`](crate::Error::Digest) and what [`CpuQjlCache::load`] and [`CpuMiniCache::load`] say of the parts.
     pub fn load(file: &[u8]) -> Result<Self> {
         Ok(Self { ledger: file::read(file, load)? })
     }
@@ -143,7 +139,7 @@ fn make(spec: Spec) -> Result<HostPart> {
 pub(super) fn load(spec: &Spec, bytes: &[u8]) -> Result<HostPart> {
     let (part, had) = match spec {
         Spec::Coded { .. } => {
-            let held = CpuQjlCache::from_bytes(bytes)?;
+            let held = CpuQjlCache::load(bytes)?;
             let had = Spec::Coded { layers: held.layers().to_vec(), options: held.options().clone() };
             (Part::Coded(held), had)
         }

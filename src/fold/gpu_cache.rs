@@ -146,16 +146,11 @@ impl FoldedCache {
     pub async fn reserve(&mut self, tokens: usize) -> Result<()> {
         let sequences = self.sequences();
         for part in &mut self.ledger.parts {
-            match part {
-                Part::Coded(held) => held.reserve(tokens)?,
-                Part::Minicache(held) => {
-                    for sequence in 0..sequences {
-                        held.reserve(sequence, tokens).await?;
-                    }
-                }
+            for sequence in 0..sequences {
+                either!(part, held => held.reserve(sequence, tokens).await?);
             }
         }
-        self.gpu.late_errors().await
+        Ok(())
     }
 
     /// [`reserve`](Self::reserve), waiting for it.
@@ -168,14 +163,15 @@ impl FoldedCache {
         gpu.block_on(self.reserve(tokens))
     }
 
-    /// Bytes of buffers that no row is in: MiniCache's verdicts on their way.
+    /// Bytes of buffers that no row is in: those in which calls leave what they need while they run, which all caches of a device
+    /// share ([`Gpu::scratch_bytes`]), and MiniCache's verdicts on their way.
     #[must_use]
     pub fn scratch_bytes(&self) -> u64 {
-        let scratch = |part: &DevicePart| match part {
+        let verdicts = |part: &DevicePart| match part {
             Part::Coded(_) => 0,
             Part::Minicache(held) => held.scratch_bytes(),
         };
-        self.ledger.parts.iter().map(scratch).sum()
+        self.gpu.scratch_bytes() + self.ledger.parts.iter().map(verdicts).sum::<u64>()
     }
 
     /// The bytes of a file that holds the cache, the same as the host's (`docs/folded-format.md`). Submits to the device's queue
@@ -187,13 +183,7 @@ impl FoldedCache {
     pub async fn save(&self) -> Result<Vec<u8>> {
         let mut parts = Vec::with_capacity(self.ledger.parts.len());
         for part in &self.ledger.parts {
-            parts.push(match part {
-                Part::Coded(held) => {
-                    let read_back = self.gpu.submit(|encoder| held.read_back(encoder))?;
-                    read_back.parse().await?.to_bytes()?
-                }
-                Part::Minicache(held) => held.save().await?,
-            });
+            parts.push(either!(part, held => held.save().await?));
         }
         file::write(&self.ledger, parts)
     }

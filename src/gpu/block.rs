@@ -109,21 +109,17 @@ pub(crate) struct Blocks<'a> {
     pub(crate) copies: &'a mut Copies,
 }
 
-impl Blocks<'_> {
-    /// Tokens that one binding can show.
-    fn largest(&self) -> usize {
-        let dim = self.shape.key_dim.max(self.shape.value_dim);
-        let token = (self.shape.kv_heads * pitch(dim, self.shape.dtype) * self.shape.dtype.size()) as u64;
-        let caps = self.gpu.caps();
-        let bytes = caps.max_storage_buffer_binding_size.min(caps.max_buffer_size);
-        ((bytes / token.max(1)) as usize / 32 * 32).max(32)
-    }
+/// Tokens of a layer that one binding can show, in whole 32s.
+pub(crate) fn largest(gpu: &Gpu, shape: LayerShape) -> usize {
+    let dim = shape.key_dim.max(shape.value_dim);
+    let token = (shape.kv_heads * pitch(dim, shape.dtype) * shape.dtype.size()) as u64;
+    ((gpu.caps().largest_binding() / token.max(1)) as usize / 32 * 32).max(32)
 }
 
 impl MakeBlock<RawBlock> for Blocks<'_> {
     fn capacity(&self, start: usize, tokens: usize) -> usize {
         let wanted = if self.grows { tokens.max(start / 2) } else { tokens };
-        wanted.next_multiple_of(32).max(MIN_BLOCK).min(self.largest())
+        wanted.next_multiple_of(32).max(MIN_BLOCK).min(largest(self.gpu, self.shape))
     }
 
     fn make(&mut self, capacity: usize) -> Result<RawBlock> {

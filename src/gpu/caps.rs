@@ -64,6 +64,11 @@ impl Caps {
         }
     }
 
+    /// Bytes of the largest buffer that one binding can show whole.
+    pub(crate) fn largest_binding(&self) -> u64 {
+        self.max_storage_buffer_binding_size.min(self.max_buffer_size)
+    }
+
     /// The subgroup size that shuffles may count on, where every subgroup divides the kernels' workgroup of 128.
     pub(crate) fn shuffle_width(&self) -> Option<u32> {
         let (smallest, largest) = self.subgroups?;

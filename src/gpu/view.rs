@@ -1,5 +1,7 @@
 //! Host buffers seen as tensors.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::{Caps, Gpu, Window};
@@ -101,10 +103,20 @@ impl KvView {
 
     /// Tokens of one sequence: `[1, heads, tokens, dim]`.
     pub(crate) fn part(&self, sequence: usize, first: usize, tokens: usize) -> Self {
-        let offset = sequence.saturating_mul(self.strides.batch);
-        let offset = offset.saturating_add(first.saturating_mul(self.strides.tokens));
-        let shape = Shape { batch: 1, tokens, ..self.shape };
+        self.cut(sequence..sequence + 1, first..first.saturating_add(tokens))
+    }
+
+    /// Tokens of some sequences: `[sequences, heads, tokens, dim]`.
+    pub(crate) fn cut(&self, sequences: Range<usize>, tokens: Range<usize>) -> Self {
+        let offset = sequences.start.saturating_mul(self.strides.batch);
+        let offset = offset.saturating_add(tokens.start.saturating_mul(self.strides.tokens));
+        let shape = Shape { batch: sequences.len(), tokens: tokens.len(), ..self.shape };
         Self { offset: self.offset.saturating_add(offset), shape, ..self.clone() }
+    }
+
+    /// Whether any tokens of it can be written without the others, by whole words.
+    pub(crate) fn can_be_cut(&self) -> bool {
+        self.dtype == DType::F32 || self.begins_at_words()
     }
 
     /// Whether the elements follow each other without gaps.
@@ -199,8 +211,12 @@ impl KvView {
     }
 
     fn is_paired(&self) -> bool {
-        let strides =
-            [self.offset, self.strides.batch, self.strides.heads, self.strides.tokens, self.shape.dim];
+        self.begins_at_words() && self.shape.dim.is_multiple_of(2)
+    }
+
+    /// Whether every row begins at an even element.
+    fn begins_at_words(&self) -> bool {
+        let strides = [self.offset, self.strides.batch, self.strides.heads, self.strides.tokens];
         strides.iter().all(|n| n.is_multiple_of(2))
     }
 
@@ -209,11 +225,10 @@ impl KvView {
         if self.dtype == DType::F32 || paired {
             return Ok(());
         }
-        let even = self.offset.is_multiple_of(2);
-        let strides = [self.strides.batch, self.strides.heads, self.strides.tokens];
-        if even && (self.is_contiguous() || strides.iter().all(|n| n.is_multiple_of(2))) {
+        if self.begins_at_words() || self.is_contiguous() && self.offset.is_multiple_of(2) {
             return Ok(());
         }
+        let strides = [self.strides.batch, self.strides.heads, self.strides.tokens];
         Err(Error::Alignment {
             what: what.to_owned(),
             want: "an even offset, and no gaps or even strides".to_owned(),

@@ -58,7 +58,7 @@ impl MiniCache {
         plan: Vec<LayerRole>,
         options: CacheOptions,
     ) -> Result<Self> {
-        let limit = gpu.caps().max_storage_buffer_binding_size.min(gpu.caps().max_buffer_size);
+        let limit = gpu.caps().largest_binding();
         let run_tokens = |layer: &LayerShape, layers: usize| {
             // A raw row of every layer and token at most, or a slot with its magnitudes beside them, and the page table.
             let dim = layer.key_dim.max(layer.value_dim).next_multiple_of(2);

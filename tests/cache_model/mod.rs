@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each suite uses its part")]
 
+pub mod original;
 pub mod walk;
 
 use kvfold::attention::AttendOptions;
@@ -169,11 +170,16 @@ impl Model {
         Tables::calibrate(&from, &options).unwrap()
     }
 
+    /// The tables that a track is coded with: its own, the layer's, or ones that change nothing.
+    fn tables(&self, layer: usize, track: &Track) -> Tables {
+        let shared = self.options.tables.as_ref().map(|tables| tables[layer].clone());
+        let LayerShape { kv_heads, key_dim, .. } = self.layers[layer];
+        track.tables.clone().or(shared).unwrap_or_else(|| Tables::identity(kv_heads, key_dim))
+    }
+
     /// The mean of keys at these positions, `[kv_heads, tokens, key_dim]`; zeros where a track has none.
     fn means(&self, layer: usize, track: &Track, positions: &[u32]) -> Vec<f32> {
-        let (shape, rope) = (self.layers[layer], self.rope(layer));
-        let identity = Tables::identity(shape.kv_heads, shape.key_dim);
-        let tables = track.tables.as_ref().unwrap_or(&identity);
+        let (shape, rope, tables) = (self.layers[layer], self.rope(layer), self.tables(layer, track));
         let mut means = Vec::new();
         for head in 0..shape.kv_heads {
             for &position in positions {
@@ -198,9 +204,7 @@ impl Model {
         let (keys, values) = match self.options.coding {
             Coding::Planes(options) => {
                 let codec = self.codec(layer, options);
-                let shared = self.options.tables.as_ref().map(|tables| tables[layer].clone());
-                let tables = track.tables.clone().or(shared);
-                let tables = tables.unwrap_or_else(|| Tables::identity(shape.kv_heads, shape.key_dim));
+                let tables = self.tables(layer, track);
                 let positions = Positions::Explicit(&positions);
                 let keys = planes::encode_keys(&codec, &keys.view(), positions, &tables).unwrap();
                 let values = planes::encode_values(&codec, &values.view()).unwrap();
@@ -295,7 +299,7 @@ impl Model {
         (0..len)
             .filter(|&t| t < pinned || t >= track.evicted)
             .filter(|&t| t <= position || !(options.causal || options.window.is_some()))
-            .filter(|&t| options.window.is_none_or(|window| t + window as usize > position))
+            .filter(|&t| t < pinned || options.window.is_none_or(|window| t + window as usize > position))
             .collect()
     }
 }

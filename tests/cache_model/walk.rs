@@ -1,9 +1,11 @@
 //! A random walk over everything that a cache can do, with the model beside it.
 
+use std::ops::Range;
+
 use kvfold::attention::AttendOptions;
 use kvfold::cache::LayerShape;
 use kvfold::qjl::cache::CacheOptions;
-use kvfold::{DType, Shape, Tensor};
+use kvfold::{DType, Error, Shape, Tensor};
 
 use super::Model;
 use crate::numbers::Random;
@@ -31,7 +33,7 @@ pub trait Subject {
     fn add_sequence(&mut self) -> usize;
     fn remove_sequence(&mut self, sequence: usize) -> kvfold::Result<()>;
     fn clear(&mut self, sequence: usize) -> kvfold::Result<()>;
-    fn reserve(&mut self, tokens: usize) -> kvfold::Result<()>;
+    fn reserve(&mut self, sequence: usize, tokens: usize) -> kvfold::Result<()>;
     /// Saves and loads.
     fn reload(&mut self) -> kvfold::Result<()>;
     fn bytes(&self) -> [u64; 2];
@@ -87,21 +89,20 @@ impl<'a, S: Subject> Walk<'a, S> {
         Tensor::from_f32(&numbers, dtype, shape).unwrap()
     }
 
-    /// A step of every layer.
-    pub fn step(&mut self, longest: usize, starts: bool) {
-        let sequences = self.model.sequences.len();
+    /// A step of every layer, of so many tokens at the most.
+    fn step(&mut self, longest: usize, starts: bool) {
         let tokens = 1 + self.below(longest);
-        let counts: Vec<u32> = (0..sequences).map(|_| self.below(tokens + 1) as u32).collect();
+        let counts = (0..self.model.sequences.len()).map(|_| self.below(tokens + 1) as u32);
+        let counts = counts.collect();
+        self.take(tokens, counts, starts);
+    }
+
+    /// A step of every layer, of so many tokens of each sequence.
+    fn take(&mut self, tokens: usize, counts: Vec<u32>, starts: bool) {
+        let sequences = counts.len();
         let starts = starts.then(|| (0..sequences).map(|_| self.below(500) as u32).collect::<Vec<u32>>());
         for layer in 0..self.setting.layers.len() {
-            let shape = self.setting.layers[layer];
-            let of = |heads, dim| Shape::new(sequences, heads, tokens, dim).unwrap();
-            let keys = self.rows(of(shape.kv_heads, shape.key_dim), shape.dtype, true);
-            let values = self.rows(of(shape.kv_heads, shape.value_dim), shape.dtype, true);
-            let heads = shape.kv_heads * self.setting.group;
-            let queries =
-                self.setting.queries.then(|| self.rows(of(heads, shape.key_dim), DType::F32, false));
-            let batch = Batch { keys, values, queries, counts: counts.clone(), starts: starts.clone() };
+            let batch = self.batch(self.setting.layers[layer], tokens, counts.clone(), starts.clone());
             self.subject.append(layer, &batch).unwrap();
             for (sequence, &count) in counts.iter().enumerate() {
                 let part = |tensor: &Tensor| token_rows(tensor, sequence, count as usize);
@@ -113,13 +114,71 @@ impl<'a, S: Subject> Walk<'a, S> {
         }
     }
 
-    pub fn commit(&mut self, all: bool) {
+    /// A layer's rows for a step.
+    fn batch(
+        &mut self,
+        layer: LayerShape,
+        tokens: usize,
+        counts: Vec<u32>,
+        starts: Option<Vec<u32>>,
+    ) -> Batch {
+        let of = |heads, dim| Shape::new(counts.len(), heads, tokens, dim).unwrap();
+        let keys = self.rows(of(layer.kv_heads, layer.key_dim), layer.dtype, true);
+        let values = self.rows(of(layer.kv_heads, layer.value_dim), layer.dtype, true);
+        let queries = of(layer.kv_heads * self.setting.group, layer.key_dim);
+        let queries = self.setting.queries.then(|| self.rows(queries, DType::F32, false));
+        Batch { keys, values, queries, counts, starts }
+    }
+
+    /// Sequences of these lengths, raw, in whole pages, and settled.
+    pub fn lengths_of(&mut self, lengths: &[u32]) {
+        let tokens = lengths.iter().copied().max().unwrap_or(0) as usize;
+        self.take(tokens, lengths.to_vec(), true);
+        self.check("raw");
+        for all in [false, true] {
+            self.commit(all);
+            self.check(if all { "settled" } else { "committed" });
+        }
+        self.subject.reload().unwrap();
+        self.check("reloaded");
+    }
+
+    /// That a step of so many tokens is refused, where there is room for some.
+    fn is_refused(&mut self, tokens: usize, room: Range<usize>) {
+        let batch = self.batch(self.setting.layers[0], tokens, vec![tokens as u32], None);
+        let error = self.subject.append(0, &batch).unwrap_err();
+        let Error::Capacity { need, have, .. } = error else { panic!("{error}") };
+        assert!(need == tokens && room.contains(&have), "{error}");
+    }
+
+    /// A fixed cache of one sequence takes what was reserved, whatever is coded or given up meanwhile, and allocates nothing for it.
+    pub fn takes_what_was_reserved(&mut self) {
+        self.is_refused(1, 0..1);
+        self.subject.reserve(0, 300).unwrap();
+        let [reserved, _] = self.subject.bytes();
+        self.take(200, vec![200], false);
+        assert_eq!(self.subject.bytes()[0], reserved, "an append allocates nothing");
+        self.commit(false);
+        // Blocks are of whole 32s.
+        self.is_refused(200, 100..132);
+        self.take(100, vec![100], false);
+        self.check("full");
+        self.subject.trim(0, 290).unwrap();
+        self.model.trim(0, 290);
+        self.take(10, vec![10], false);
+        self.commit(true);
+        self.check("settled");
+        self.subject.clear(0).unwrap();
+        self.is_refused(1, 0..1);
+    }
+
+    fn commit(&mut self, all: bool) {
         self.subject.commit(all).unwrap();
         self.model.commit(all);
     }
 
     /// Compares attention in every layer.
-    pub fn check(&mut self, what: &str) {
+    fn check(&mut self, what: &str) {
         let sequences = self.model.sequences.len();
         if sequences == 0 {
             return;
@@ -152,7 +211,7 @@ impl<'a, S: Subject> Walk<'a, S> {
             assert!(
                 error <= self.setting.tolerance,
                 "{what}, layer {layer}: {error}, {options:?}, {:?}",
-                self.lengths(layer)
+                self.state(layer)
             );
         }
         for sequence in 0..sequences {
@@ -170,7 +229,7 @@ impl<'a, S: Subject> Walk<'a, S> {
     }
 
     /// Of every sequence: tokens, the first raw one, those that are gone, and whether there are tables.
-    fn lengths(&self, layer: usize) -> Vec<(usize, usize, usize, bool)> {
+    fn state(&self, layer: usize) -> Vec<(usize, usize, usize, bool)> {
         let tracks = self.model.sequences.iter().map(|tracks| &tracks[layer]);
         tracks.map(|t| (t.rows.len(), t.first_raw, t.evicted, t.tables.is_some())).collect()
     }
@@ -219,7 +278,7 @@ impl<'a, S: Subject> Walk<'a, S> {
                 "reload"
             }
             9 => {
-                self.subject.reserve(100).unwrap();
+                self.subject.reserve(chosen, 100).unwrap();
                 "reserve"
             }
             10 => {

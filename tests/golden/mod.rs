@@ -25,6 +25,12 @@ impl Golden {
         SafeTensors::deserialize(&self.0).unwrap()
     }
 
+    /// The facts of its cases.
+    pub fn facts(&self) -> serde_json::Value {
+        let (_, head) = SafeTensors::read_metadata(&self.0).unwrap();
+        serde_json::from_str(&head.metadata().as_ref().unwrap()["json"]).unwrap()
+    }
+
     pub fn bytes<const N: usize>(&self, name: &str, dtype: Dtype) -> Vec<[u8; N]> {
         let file = self.file();
         let tensor = file.tensor(name).unwrap_or_else(|cause| panic!("{name}: {cause}"));

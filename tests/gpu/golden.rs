@@ -16,9 +16,8 @@ use crate::rows::upload;
 #[path = "../golden/mod.rs"]
 #[allow(unreachable_pub, reason = "the reader is shared with suites that are crates of their own")]
 pub(crate) mod reader;
-use reader::{
-    Golden, STACK_STEPS, codes_of, long_keys, original_f16_codes, packed_bytes, stack_rows, values_of,
-};
+pub(crate) use reader::Golden;
+use reader::{STACK_STEPS, codes_of, long_keys, original_f16_codes, packed_bytes, stack_rows, values_of};
 
 pub(crate) const TESTS: &[Test] = &[
     ("similarity_and_merge_agree_with_the_original", minicache),

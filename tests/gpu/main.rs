@@ -23,6 +23,7 @@ mod planes;
 mod planes_report;
 mod qjl;
 mod qjl_cache;
+mod qjl_promises;
 mod random;
 mod report;
 mod rows;
@@ -96,6 +97,7 @@ fn tests() -> Vec<Test> {
         qjl::TESTS,
         planes::TESTS,
         qjl_cache::TESTS,
+        qjl_promises::TESTS,
         fold::TESTS,
         planes_report::TESTS,
         report::TESTS,

@@ -6,11 +6,12 @@ use kvfold::qjl::planes::gpu::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, St
 use kvfold::qjl::planes::{
     Calibration, Centring, Codec, PlaneCodes, PlanesOptions, Preset, Segment, Tables, cpu, reference,
 };
+use kvfold::qjl::{KeyScale, Projection, ProjectionKind, reference as sketch};
 use kvfold::rope::{Positions, Rope};
 use kvfold::{DType, Error, Gpu, KvView, Shape, Tensor};
 
 use crate::Test;
-use crate::qjl::{Case, relative_l2};
+use crate::qjl::{Case, Folded, relative_l2};
 use crate::rows::{download, upload};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -19,7 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("planes_scores_equal_the_reference_on_the_stored_codes", scores),
     ("planes_attend_equals_the_reference_on_the_stored_codes", attend),
     ("planes_attend_takes_every_mask_and_length", masks),
-    ("planes_attend_in_bytes_is_near_the_reference", fast),
+    ("codes_of_4096_tokens_attend_near_the_reference_at_every_spread", spreads),
     ("planes_refuse_what_does_not_fit", refused),
 ];
 
@@ -279,25 +280,47 @@ fn masks(gpu: &Gpu) -> kvfold::Result<()> {
     Ok(())
 }
 
-/// Queries and weights in 8 bits against the reference on the stored codes, over 4,096 tokens, at spreads of the scores that real
-/// heads have: below the contract's bound, and without a bias.
-fn fast(gpu: &Gpu) -> kvfold::Result<()> {
+/// Attention over 4,096 tokens against the reference on the stored codes, in f32 and with queries and weights in 8 bits, at spreads of
+/// the scores that real heads have: below the contract's bounds. Gives how long the answers in 8 bits are along the right ones.
+fn at_spreads(
+    what: &str,
+    scores: &[f64],
+    want: impl Fn(&AttendOptions) -> kvfold::Result<Vec<f64>>,
+    have: impl Fn(&AttendOptions) -> kvfold::Result<Vec<f32>>,
+) -> kvfold::Result<Vec<f64>> {
+    let mean = scores.iter().sum::<f64>() / scores.len() as f64;
+    let spread = (scores.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / scores.len() as f64).sqrt();
+    let mut along = Vec::new();
+    for nats in [0.5, 2.0, 8.0] {
+        let options = AttendOptions::default().scale((nats / spread) as f32);
+        let want = want(&options)?;
+        let error = relative_l2(&have(&options.precision(Precision::Exact))?, &want);
+        assert!(error < 1e-5, "{error} exactly at {nats} nats, {what}");
+        let fast = have(&options.precision(Precision::Fast))?;
+        let error = relative_l2(&fast, &want);
+        assert!(error < 3e-2, "{error} in bytes at {nats} nats, {what}");
+        let product: f64 = fast.iter().zip(&want).map(|(&h, w)| f64::from(h) * w).sum();
+        along.push(product / want.iter().map(|w| w * w).sum::<f64>());
+    }
+    Ok(along)
+}
+
+/// Of all codings no answer in bytes has a bias: errors of either sign, of a hundredth each, leave a mean of some thousandths along
+/// the right answer.
+fn spreads(gpu: &Gpu) -> kvfold::Result<()> {
     let presets = Preset::ALL.map(|preset| preset.options());
     let others = [
         PlanesOptions::default().key_planes(5).value_planes(5).centring(Centring::None),
         PlanesOptions::default().key_planes(2).value_planes(1).centring(Centring::BlockMean(64)),
     ];
     let dims = [64, 128, 80, 64, 48, 256];
-    let mut along_want = Vec::new();
+    let mut along = Vec::new();
     for ((seed, options), dim) in (80..).zip(presets.into_iter().chain(others)).zip(dims) {
         let case = Case::new(seed, [1, 1, 4096], [dim, dim], 4, 1);
         let options = options.sinks(0).recent(0);
         let coded = Coded::new(gpu, &case, options, rope(dim, dim, RopeLayout::HalfSplit))?;
         let [key_codes, value_codes] = coded.codes(gpu)?;
         let (codec, queries) = (coded.codec.codec(), case.queries.view());
-        let scores = reference::scores(codec, &queries, &key_codes, &coded.host_tables)?;
-        let mean = scores.iter().sum::<f64>() / scores.len() as f64;
-        let spread = (scores.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / scores.len() as f64).sqrt();
         let stored = kvfold::qjl::planes::Stored {
             keys: &case.keys.view(),
             key_codes: &key_codes,
@@ -305,18 +328,27 @@ fn fast(gpu: &Gpu) -> kvfold::Result<()> {
             value_codes: &value_codes,
             tables: &coded.host_tables,
         };
-        for nats in [0.5, 2.0, 8.0] {
-            let attend = AttendOptions::default().scale((nats / spread) as f32);
-            let want = reference::attend(codec, &queries, &stored, None, &attend)?;
-            let have = coded.attend(gpu, &case, None, &attend.precision(Precision::Fast))?;
-            let error = relative_l2(&have, &want);
-            assert!(error < 3e-2, "{error} at {nats} nats, {options:?}");
-            let along: f64 = have.iter().zip(&want).map(|(&h, w)| f64::from(h) * w).sum();
-            along_want.push(along / want.iter().map(|w| w * w).sum::<f64>());
-        }
+        along.extend(at_spreads(
+            &format!("{options:?}"),
+            &reference::scores(codec, &queries, &key_codes, &coded.host_tables)?,
+            |options| reference::attend(codec, &queries, &stored, None, options),
+            |options| coded.attend(gpu, &case, None, options),
+        )?);
     }
-    // Errors of either sign, of a hundredth each, leave a mean of some thousandths along the right answer.
-    let mean = along_want.iter().sum::<f64>() / along_want.len() as f64;
+    // The projections of the presets `qjl` and `qjl-orth`.
+    for (kind, bits) in [(ProjectionKind::Gaussian, 64), (ProjectionKind::Orthogonal, 256)] {
+        let case = Case::new(90, [1, 1, 4096], [64, 64], 4, 1);
+        let projection = Projection::new(kind, 64, bits, 42)?;
+        let folded = Folded::new(gpu, &case, &projection, KeyScale::Norm)?;
+        let ((keys, values), queries) = (folded.codes(gpu)?, case.queries.view());
+        along.extend(at_spreads(
+            &format!("{kind:?}"),
+            &sketch::scores(&queries, &keys, &projection, KeyScale::Norm)?,
+            |options| sketch::attend(&queries, &keys, &values, &projection, KeyScale::Norm, None, options),
+            |options| folded.attend(gpu, &case.queries, None, options),
+        )?);
+    }
+    let mean = along.iter().sum::<f64>() / along.len() as f64;
     assert!((mean - 1.0).abs() < 5e-3, "{mean} along the reference");
     Ok(())
 }

@@ -119,7 +119,8 @@ impl Folded {
         gpu.submit(|encoder| {
             let queries = upload(gpu, queries);
             let Self { ops, projection, keys, values } = self;
-            let options = &options.precision(Precision::Exact);
+            let exact = options.precision == Precision::Auto;
+            let options = if exact { &options.precision(Precision::Exact) } else { options };
             ops.encode_attend(encoder, &queries, keys, values, projection, lengths, options, output)
         })
     }

@@ -84,14 +84,14 @@ impl Subject for Host {
         self.0.clear(sequence)
     }
 
-    fn reserve(&mut self, tokens: usize) -> kvfold::Result<()> {
-        self.0.reserve(tokens)
+    fn reserve(&mut self, sequence: usize, tokens: usize) -> kvfold::Result<()> {
+        self.0.reserve(sequence, tokens)
     }
 
     fn reload(&mut self) -> kvfold::Result<()> {
-        let bytes = self.0.to_bytes()?;
-        self.0 = CpuQjlCache::from_bytes(&bytes)?;
-        assert_eq!(self.0.to_bytes()?, bytes, "a loaded cache is saved as it was");
+        let bytes = self.0.save()?;
+        self.0 = CpuQjlCache::load(&bytes)?;
+        assert_eq!(self.0.save()?, bytes, "a loaded cache is saved as it was");
         Ok(())
     }
 
@@ -112,6 +112,22 @@ fn any_interleaving_equals_the_simplest_cache() {
         for seed in 0..4 {
             walk(setting, 100 * index as u64 + seed, 30);
         }
+    }
+}
+
+#[test]
+fn sequences_of_every_length_equal_the_simplest_cache() {
+    for (index, setting) in settings::three().iter().enumerate() {
+        let cache = CpuQjlCache::new(&setting.layers, 3, setting.options.clone()).unwrap();
+        Walk::new(setting, Host(cache), index as u64).lengths_of(&[0, 1, 777]);
+    }
+}
+
+#[test]
+fn a_fixed_cache_takes_what_was_reserved() {
+    for (index, setting) in settings::fixed().iter().enumerate() {
+        let cache = CpuQjlCache::new(&setting.layers, 1, setting.options.clone()).unwrap();
+        Walk::new(setting, Host(cache), index as u64).takes_what_was_reserved();
     }
 }
 

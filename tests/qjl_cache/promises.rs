@@ -1,6 +1,5 @@
 //! What the cache promises beside equalling the simplest one: bytes, chunks, eviction as the original's, files.
 
-use kvfold::attention::AttendOptions;
 use kvfold::cache::{LayerShape, Step};
 use kvfold::capture::RopeLayout;
 use kvfold::qjl::Projection;
@@ -9,6 +8,8 @@ use kvfold::qjl::planes::Preset;
 use kvfold::rope::{Positions, Rope};
 use kvfold::{DType, Error, Shape, Tensor};
 
+use crate::Host;
+use crate::cache_model::original;
 use crate::golden::Golden;
 use crate::numbers::Random;
 
@@ -79,37 +80,58 @@ fn chunks_leave_what_the_whole_leaves() {
                 first += count;
             }
             cache.settle().unwrap();
-            saved.push(cache.to_bytes().unwrap());
+            saved.push(cache.save().unwrap());
         }
         assert!(saved.windows(2).all(|pair| pair[0] == pair[1]), "{options:?}");
     }
 }
 
+/// A cache of one sequence.
+fn one(layer: LayerShape, options: CacheOptions) -> kvfold::Result<Host> {
+    CpuQjlCache::new(&[layer], 1, options).map(Host)
+}
+
 #[test]
 fn the_oldest_leave_as_they_do_from_the_original() {
-    let golden = Golden::open("qjl_special");
-    let projection = Projection::from_matrix(&golden.f32("evict/S"), 64, 64).unwrap();
-    let options = CacheOptions::qjl().capacity(5).projection(projection);
-    let mut cache = CpuQjlCache::new(&[LayerShape::new(1, 64, DType::F16)], 1, options).unwrap();
-    let of = |name: &str, tokens| {
-        let shape = Shape::new(1, 1, tokens, 64).unwrap();
-        Tensor::from_f32(&golden.f32(&format!("evict/{name}")), DType::F16, shape).unwrap()
-    };
-    let (keys, values) = (of("keys", 8), of("values", 8));
-    for token in 0..8 {
-        let [k, v] = [&keys, &values].map(|tensor| cut(tensor, token, 1));
-        cache.append(0, &Step::new(&k.view(), &v.view())).unwrap();
-        cache.commit().unwrap();
-        assert_eq!(cache.len(0).unwrap() - cache.evicted(0).unwrap(), (token + 1).min(5));
+    original::evicts(&one).unwrap();
+}
+
+#[test]
+fn scores_above_f16_stay_finite() {
+    original::overflows(&one).unwrap();
+}
+
+/// The original's figures over the tokens of its golden cases.
+#[test]
+fn the_originals_bytes_are_as_it_counted_them() {
+    for (name, dim, cases) in [("qjl_d64", 64, 9), ("qjl_d80", 80, 3), ("qjl_d128", 128, 3)] {
+        let golden = Golden::open(name);
+        let facts = golden.facts();
+        let all = facts["cases"].as_array().unwrap();
+        assert_eq!(all.len(), cases, "{name}");
+        for case in all {
+            let number = |what: &str| case[what].as_u64().unwrap() as usize;
+            let matrix = golden.f32(&format!("m{}/S", number("m")));
+            let projection = Projection::from_matrix(&matrix, dim, number("m")).unwrap();
+            let layer = LayerShape::new(1, dim, DType::F16);
+            let mut cache = one(layer, CacheOptions::qjl().projection(projection)).unwrap().0;
+            let rows = rows(&mut Random(1), 1, number("n"), dim);
+            append(&mut cache, 0, [&rows, &rows, &rows]);
+            let had = cache.original_accounting().unwrap();
+            assert_eq!((had.len(), had[0].memory_bytes()), (1, number("memory_bytes")), "{name}");
+        }
     }
-    cache.settle().unwrap();
-    let had = cache.attend(0, &of("queries", 2).view(), &AttendOptions::default()).unwrap();
-    let want = golden.f64("evict/attend_f64");
-    // The original chooses value codes in f16, which puts some a step off; weights sum to 1.
-    let step = golden.f32("evict/live_v_scale").into_iter().fold(0.0, f32::max);
-    for (had, want) in had.iter().zip(&want) {
-        assert!((f64::from(*had) - want).abs() <= 1.01 * f64::from(step), "{had} {want}");
-    }
+    // Of every head and sequence, and of what has not left.
+    let options = CacheOptions::qjl().capacity(5);
+    let mut cache = CpuQjlCache::new(&[LayerShape::new(3, 64, DType::F16)], 1, options).unwrap();
+    let rows = rows(&mut Random(1), 3, 8, 64);
+    append(&mut cache, 0, [&rows, &rows, &rows]);
+    cache.commit().unwrap();
+    assert_eq!(cache.fork(0).unwrap(), 1);
+    let [had] = cache.original_accounting().unwrap()[..] else { panic!("one layer") };
+    assert_eq!((had.tokens, had.key_bytes, had.value_bytes), (10, 30 * 66, 30 * 66));
+    let planes = CpuQjlCache::new(&[LayerShape::new(3, 64, DType::F16)], 1, CacheOptions::default());
+    assert_eq!(planes.unwrap().original_accounting(), None);
 }
 
 #[test]
@@ -156,22 +178,22 @@ fn files_that_are_damaged_newer_or_others_are_refused() {
     let queries = rows(&mut random, 1, 300, 64);
     append(&mut cache, 0, [&keys, &values, &queries]);
     cache.settle().unwrap();
-    let bytes = cache.to_bytes().unwrap();
-    assert!(CpuQjlCache::from_bytes(&bytes).is_ok());
+    let bytes = cache.save().unwrap();
+    assert!(CpuQjlCache::load(&bytes).is_ok());
     let mut last = bytes.clone();
     *last.last_mut().unwrap() ^= 1;
-    assert!(matches!(CpuQjlCache::from_bytes(&last), Err(Error::Digest { .. })));
-    assert!(CpuQjlCache::from_bytes(&bytes[..bytes.len() - 1]).is_err());
+    assert!(matches!(CpuQjlCache::load(&last), Err(Error::Digest { .. })));
+    assert!(CpuQjlCache::load(&bytes[..bytes.len() - 1]).is_err());
     for length in [0, 7, 100] {
-        assert!(CpuQjlCache::from_bytes(&bytes[..length]).is_err());
+        assert!(CpuQjlCache::load(&bytes[..length]).is_err());
     }
     let newer = replace(&bytes, "\"kvfold.cache\":\"1\"", "\"kvfold.cache\":\"2\"");
-    let error = CpuQjlCache::from_bytes(&newer).unwrap_err().to_string();
+    let error = CpuQjlCache::load(&newer).unwrap_err().to_string();
     assert!(error.contains("a saved cache of version 1 to 1"), "{error}");
     let other = replace(&bytes, "kvfold.cache", "kvfold.cachf");
-    assert!(matches!(CpuQjlCache::from_bytes(&other), Err(Error::Metadata { .. })));
+    assert!(matches!(CpuQjlCache::load(&other), Err(Error::Metadata { .. })));
     let flipped = replace(&bytes, "\\\"evicted\\\":0", "\\\"evicted\\\":9");
-    assert!(matches!(CpuQjlCache::from_bytes(&flipped), Err(Error::Digest { .. })));
+    assert!(matches!(CpuQjlCache::load(&flipped), Err(Error::Digest { .. })));
 }
 
 /// The file with one text of equal length for another.

@@ -127,6 +127,33 @@ pub(crate) struct Stage {
     pub(crate) parts: Parts,
 }
 
+impl Stage {
+    /// Bytes of what the passes of [`Pass::stage`] leave.
+    pub(crate) fn bytes(g: Geometry, value_dim: usize, segments: &[Segment], tiling: Tiling) -> Result<u64> {
+        let (_, splits_of) = one_after_the_other(segments, tiling, g.batch);
+        let splits = splits_of.into_iter().max().unwrap_or(0);
+        let sizes = [g.batch, g.query_heads * g.queries, splits, partial_stride(value_dim) as usize];
+        Ok(checked_bytes("partial results", &sizes, 16)? as u64)
+    }
+}
+
+/// Segments of so many sequences, each with splits of its own behind those of the one before; and the splits of every sequence.
+fn one_after_the_other(
+    segments: &[Segment],
+    tiling: Tiling,
+    sequences: usize,
+) -> (Vec<Placed<'_>>, Vec<usize>) {
+    let mut splits_of = vec![0; sequences];
+    let mut placed = Vec::with_capacity(segments.len());
+    for segment in segments {
+        let (splits, split) = tiling.split(segment.tokens, sequences);
+        let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
+        placed.push((segment, tiling, *before, splits, split));
+        *before += splits;
+    }
+    (placed, splits_of)
+}
+
 impl Pass {
     /// Only these tokens of the store count.
     pub(crate) fn only(&mut self, live: Range<usize>) -> Result<()> {
@@ -137,6 +164,18 @@ impl Pass {
     /// The positions of the store's tokens follow each other from this one on.
     pub(crate) fn consecutive(&mut self, first: u32) {
         (self.params.position, self.params.consecutive) = (first, 1);
+    }
+
+    /// No window hides the store's tokens; one hides later tokens all the same.
+    pub(crate) fn pinned(&mut self) {
+        self.params.causal |= u32::from(self.params.window != u32::MAX);
+        self.params.window = u32::MAX;
+    }
+
+    /// So many queries of every sequence and head stand behind those of the pass.
+    pub(crate) fn before(&mut self, queries: usize) -> Result<()> {
+        self.params.behind = index32(queries)?;
+        Ok(())
     }
 
     /// Passes for the segments of one kind of rows, each of which has splits of its own.
@@ -150,14 +189,7 @@ impl Pass {
     ) -> Result<Stage> {
         options.validate()?;
         g.check_sinks(options)?;
-        let mut splits_of = vec![0; lengths.len()];
-        let mut placed = Vec::with_capacity(segments.len());
-        for segment in segments {
-            let (splits, split) = tiling.split(segment.tokens, g.batch);
-            let Some(before) = splits_of.get_mut(segment.sequence) else { continue };
-            placed.push((segment, tiling, *before, splits, split));
-            *before += splits;
-        }
+        let (placed, splits_of) = one_after_the_other(segments, tiling, lengths.len());
         let splits = splits_of.iter().copied().max().unwrap_or(0);
         // Whether every part is written, by one pass.
         let written = splits_of.iter().all(|&of_one| of_one == splits && of_one > 0);

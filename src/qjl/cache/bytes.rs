@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::coders::{Coders, row_bits};
 use super::ledger::Ledger;
+use crate::cache::LayerShape;
 
 /// A sum over things that several may share.
 #[derive(Debug, Default)]
@@ -65,4 +68,39 @@ pub(crate) fn payload<B, C, X: Clone + Default, T>(
         bytes += (tables * layer.kv_heads * layer.key_dim * TABLE_BYTES) as u64;
     }
     bytes
+}
+
+/// The figures of `QJLKVCache` (VeloxQuant-MLX) for one layer, as it counts them: not bytes of any buffer. It charges a byte for
+/// every sign, and has no raw rows, tables or blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct OriginalAccounting {
+    /// Tokens that have not left, of all sequences.
+    pub tokens: usize,
+    /// `m + 2` bytes for each token and KV head.
+    pub key_bytes: usize,
+    /// `value_dim + 2` bytes for each token and KV head.
+    pub value_bytes: usize,
+}
+
+impl OriginalAccounting {
+    /// The original's `memory_bytes`: of keys and values.
+    #[must_use]
+    pub const fn memory_bytes(&self) -> usize {
+        self.key_bytes + self.value_bytes
+    }
+}
+
+/// The original's figures for every layer; `None` where rows are not sketched.
+pub(crate) fn original<B, C, X: Clone + Default>(
+    ledger: &Ledger<B, C, X>,
+    coders: &Coders,
+) -> Option<Vec<OriginalAccounting>> {
+    let account = |(index, layer): (usize, &LayerShape)| {
+        let bits = coders.get(index).ok()?.projection()?.sketch_dim();
+        let [tokens, _] = ledger.layer_tokens(index);
+        let rows = tokens * layer.kv_heads;
+        let (key_bytes, value_bytes) = (rows * (bits + 2), rows * (layer.value_dim + 2));
+        Some(OriginalAccounting { tokens, key_bytes, value_bytes })
+    };
+    ledger.layers.iter().enumerate().map(account).collect()
 }

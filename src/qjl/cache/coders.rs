@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::super::Projection;
 use super::super::planes::{Codec, Sketch};
-use super::options::{CacheOptions, Coding, SketchOptions};
+use super::options::{CacheOptions, Coding};
+use super::sketch::SketchOptions;
 use crate::cache::LayerShape;
 use crate::error::{Error, Result};
 use crate::rope::Rope;

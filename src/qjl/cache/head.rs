@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::options::{CacheOptions, Coding};
-use super::track::Runs;
+use super::runs::Runs;
 use crate::cache::LayerShape;
 use crate::capture::RopeLayout;
 use crate::error::{Error, Result};
@@ -24,6 +24,9 @@ pub(super) struct Head {
     pub(super) shared_tables: bool,
     pub(super) capacity: Option<usize>,
     pub(super) pin_sinks: bool,
+    /// Files of caches that may allocate need not say so.
+    #[serde(default)]
+    pub(super) fixed: bool,
     /// Digests of rotations by their channels, and of projections by their coder.
     pub(super) digests: BTreeMap<String, String>,
     /// Odd keys, and odd values: not finite, zero, clamped.
@@ -123,7 +126,7 @@ impl Head {
     pub(super) fn options(&self) -> Result<CacheOptions> {
         let ropes = self.ropes.iter().map(|rope| rope.as_ref().map(SavedRope::restore).transpose());
         let mut options = CacheOptions::new(self.coding).ropes(ropes.collect::<Result<_>>()?);
-        (options.capacity, options.pin_sinks) = (self.capacity, self.pin_sinks);
+        (options.capacity, options.pin_sinks, options.fixed) = (self.capacity, self.pin_sinks, self.fixed);
         Ok(options)
     }
 }

@@ -1,6 +1,5 @@
 //! Which rows a cache holds of which sequence and layer, without a device: what both backends share.
 
-use crate::cache::tail::Tail;
 use crate::cache::{LayerShape, RowsView, Step};
 use crate::error::{Error, Result};
 use crate::rope::Positions;
@@ -19,10 +18,16 @@ pub(crate) struct Ledger<B, C, X> {
 }
 
 impl<B, C, X: Clone + Default> Ledger<B, C, X> {
-    pub(crate) fn new(layers: &[LayerShape], sequences: usize, options: CacheOptions) -> Result<Self> {
+    /// A ledger of so many empty sequences, for coded blocks of at most so many bytes a side.
+    pub(crate) fn new(
+        layers: &[LayerShape],
+        sequences: usize,
+        options: CacheOptions,
+        block_bytes: u64,
+    ) -> Result<Self> {
         layers.iter().try_for_each(LayerShape::check)?;
         options.check(layers.len())?;
-        let rules = Rules::new(layers, &options)?;
+        let rules = Rules::new(layers, &options, block_bytes)?;
         let mut ledger = Self { layers: layers.to_vec(), options, rules, sequences: Vec::new() };
         (0..sequences).for_each(|_| {
             ledger.add_sequence();
@@ -64,18 +69,25 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
         }
     }
 
-    /// Puts new raw rows, of every layer and sequence, in place of the old ones.
-    pub(crate) fn replace_tails(&mut self, layers: Vec<Vec<Tail<B>>>) {
-        for (layer, tails) in layers.into_iter().enumerate() {
-            for (tracks, tail) in self.sequences.iter_mut().zip(tails) {
-                if let Some(track) = tracks.get_mut(layer) {
-                    track.tail = tail;
-                }
-            }
+    /// Puts a sequence's tracks, which `make` has made of the old ones and their layers, in place of these.
+    pub(crate) fn remake(
+        &mut self,
+        sequence: usize,
+        make: impl FnMut((&Track<B, C, X>, &LayerShape)) -> Result<Track<B, C, X>>,
+    ) -> Result<()> {
+        let made = self.sequence(sequence)?.iter().zip(&self.layers).map(make).collect::<Result<_>>()?;
+        self.take(sequence, made);
+        Ok(())
+    }
+
+    /// Takes the tracks of a sequence.
+    pub(crate) fn take(&mut self, sequence: usize, made: Vec<Track<B, C, X>>) {
+        if let Some(tracks) = self.sequences.get_mut(sequence) {
+            *tracks = made;
         }
     }
 
-    /// Checks a step and gives the positions of every sequence's new tokens.
+    /// Checks a step, of a fixed cache also that there is room, and gives the positions of every sequence's new tokens.
     pub(crate) fn check_step<V: RowsView>(&self, layer: usize, step: &Step<'_, V>) -> Result<Vec<Vec<u32>>> {
         let counts = step.check(self.layer(layer)?, self.sequences.len())?;
         let width = step.keys.shape().tokens;
@@ -84,6 +96,11 @@ impl<B, C, X: Clone + Default> Ledger<B, C, X> {
         }
         let each = self.tracks(layer).zip(counts).enumerate();
         each.map(|(sequence, (track, count))| {
+            let room = if self.options.fixed { track.room(&self.rules) } else { count };
+            if count > room {
+                let what = format!("layer {layer}, sequence {sequence}");
+                return Err(Error::Capacity { what, need: count, have: room });
+            }
             track.next_positions(&self.rules, step.positions, sequence, [width, count])
         })
         .collect()

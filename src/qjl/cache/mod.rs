@@ -38,8 +38,8 @@
 //! cache.commit()?;
 //! assert!(cache.payload_bytes() < cache.raw_bytes() / 2);
 //!
-//! let file = cache.to_bytes()?;
-//! assert_eq!(CpuQjlCache::from_bytes(&file)?.len(0)?, 300);
+//! let file = cache.save()?;
+//! assert_eq!(CpuQjlCache::load(&file)?.len(0)?, 300);
 //! # Ok(())
 //! # }
 //! ```
@@ -57,12 +57,16 @@ mod head;
 mod ledger;
 mod named;
 mod options;
+mod runs;
+mod sketch;
 mod track;
 
+pub use bytes::OriginalAccounting;
 pub(crate) use coders::codec;
 pub use cpu_cache::CpuQjlCache;
 #[cfg(feature = "gpu")]
 pub use gpu_cache::{CacheReadBack, QjlCache, StatusReadBack};
 pub(crate) use head::SavedRope;
 pub use named::NamedCoding;
-pub use options::{CacheOptions, Coding, PAGE, SketchOptions};
+pub use options::{CacheOptions, Coding, PAGE};
+pub use sketch::SketchOptions;

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::config::{ProjectionKind, by_name};
 use super::super::planes::{Centring, Preset};
-use super::options::{Coding, SketchOptions};
+use super::options::Coding;
+use super::sketch::SketchOptions;
 use crate::error::{Error, Result};
 
 /// A coding with a name: a [`Preset`] of sign planes, or one of QJL's sketches. In files it is its name.

@@ -4,10 +4,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::config::{KeyScale, ProjectionKind};
 use super::super::planes::{Balance, CALIBRATION_TOKENS, Centring, PlanesOptions, Preset, Tables};
 use super::super::projection::{MAX_SKETCH_DIM, Projection};
 use super::named::NamedCoding;
+use super::sketch::SketchOptions;
 use crate::cache::LayerShape;
 use crate::error::{Error, Result};
 use crate::rope::Rope;
@@ -17,108 +17,6 @@ pub const PAGE: usize = 32;
 
 /// Most tokens that are coded together, where block means make pages longer.
 const MAX_PAGE: usize = 4096;
-
-/// The original QJL: signs of a random projection, one norm, values in 8 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SketchOptions {
-    /// How the projection's rows are drawn.
-    pub projection: ProjectionKind,
-    /// Bits of a key over its channels: `m = rate * key_dim`, rounded up but for what a division's own rounding left.
-    pub rate: f64,
-    /// The scalar beside the signs.
-    pub scale: KeyScale,
-    /// What is subtracted from keys before they are sketched, and added to scores again: nothing, or a head's mean key before
-    /// RoPE.
-    pub centring: Centring,
-    /// First tokens that stay raw.
-    pub sinks: u32,
-    /// Last tokens that stay raw.
-    pub recent: u32,
-    /// Seed of the projection.
-    pub seed: u64,
-}
-
-impl Default for SketchOptions {
-    fn default() -> Self {
-        Self {
-            projection: ProjectionKind::Gaussian,
-            rate: 1.0,
-            scale: KeyScale::Norm,
-            centring: Centring::None,
-            sinks: 0,
-            recent: 0,
-            seed: 42,
-        }
-    }
-}
-
-impl SketchOptions {
-    /// Sets how the projection's rows are drawn.
-    #[must_use]
-    pub const fn projection(mut self, kind: ProjectionKind) -> Self {
-        self.projection = kind;
-        self
-    }
-
-    /// Sets the bits of a key over its channels.
-    #[must_use]
-    pub const fn rate(mut self, rate: f64) -> Self {
-        self.rate = rate;
-        self
-    }
-
-    /// Sets the scalar beside the signs.
-    #[must_use]
-    pub const fn scale(mut self, scale: KeyScale) -> Self {
-        self.scale = scale;
-        self
-    }
-
-    /// Sets what is subtracted from keys.
-    #[must_use]
-    pub const fn centring(mut self, centring: Centring) -> Self {
-        self.centring = centring;
-        self
-    }
-
-    /// Sets how many first tokens stay raw.
-    #[must_use]
-    pub const fn sinks(mut self, tokens: u32) -> Self {
-        self.sinks = tokens;
-        self
-    }
-
-    /// Sets how many last tokens stay raw.
-    #[must_use]
-    pub const fn recent(mut self, tokens: u32) -> Self {
-        self.recent = tokens;
-        self
-    }
-
-    /// Sets the seed of the projection.
-    #[must_use]
-    pub const fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Bits of a key of `key_dim` channels.
-    ///
-    /// # Errors
-    /// [`Error::Range`] when the rate is not above 0 or gives more bits than a projection has.
-    pub fn sketch_dim(&self, key_dim: usize) -> Result<usize> {
-        let exact = self.rate * key_dim as f64;
-        // A rate of m / key_dim is m bits, whatever the division was rounded to.
-        let near = exact.round();
-        let bits = if (exact - near).abs() <= 4.0 * f64::EPSILON * near { near } else { exact.ceil() };
-        if bits >= 1.0 && bits <= MAX_SKETCH_DIM as f64 {
-            return Ok(bits as usize);
-        }
-        let want = format!("a number that gives 1 to {MAX_SKETCH_DIM} bits for {key_dim} channels");
-        Err(Error::range("sketch rate", want, format_args!("{:?}", self.rate)))
-    }
-}
 
 /// How rows are coded.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -254,8 +152,11 @@ pub struct CacheOptions {
     pub tables: Option<Vec<Tables>>,
     /// Tokens of a sequence that are kept; older ones leave. `None` keeps all.
     pub capacity: Option<usize>,
-    /// Whether the first tokens that stay raw never leave.
+    /// Whether the first tokens that stay raw never leave, and no sliding window hides them
+    /// ([`AttendOptions::window`](crate::attention::AttendOptions::window)).
     pub pin_sinks: bool,
+    /// Whether `append` may not allocate: it then says [`Error::Capacity`] where nothing was reserved.
+    pub fixed: bool,
 }
 
 impl Default for CacheOptions {
@@ -288,7 +189,15 @@ impl CacheOptions {
     /// Rows coded like this, growing without end.
     #[must_use]
     pub const fn new(coding: Coding) -> Self {
-        Self { coding, ropes: Vec::new(), projection: None, tables: None, capacity: None, pin_sinks: false }
+        Self {
+            coding,
+            ropes: Vec::new(),
+            projection: None,
+            tables: None,
+            capacity: None,
+            pin_sinks: false,
+            fixed: false,
+        }
     }
 
     /// [`NamedCoding::Qjl`].
@@ -346,10 +255,17 @@ impl CacheOptions {
         self
     }
 
-    /// Sets whether the first tokens that stay raw never leave.
+    /// Sets whether the first tokens that stay raw never leave, nor are hidden by a window.
     #[must_use]
     pub const fn pin_sinks(mut self, pin: bool) -> Self {
         self.pin_sinks = pin;
+        self
+    }
+
+    /// Sets whether `append` may not allocate.
+    #[must_use]
+    pub const fn fixed(mut self, fixed: bool) -> Self {
+        self.fixed = fixed;
         self
     }
 
@@ -399,21 +315,6 @@ impl CacheOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rates_of_whole_bits_give_those() {
-        for dim in 1..=512usize {
-            for bits in [1, 3, 7, 63, 100, dim, 2 * dim, 4 * dim] {
-                let options = SketchOptions::default().rate(bits as f64 / dim as f64);
-                assert_eq!(options.sketch_dim(dim).unwrap(), bits, "{dim}");
-            }
-        }
-        assert_eq!(SketchOptions::default().rate(0.26).sketch_dim(100).unwrap(), 26);
-        assert_eq!(SketchOptions::default().rate(0.26).sketch_dim(102).unwrap(), 27);
-        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, 17.0] {
-            assert!(SketchOptions::default().rate(rate).sketch_dim(512).is_err(), "{rate}");
-        }
-    }
 
     #[test]
     fn pages_hold_whole_blocks() {

@@ -3,8 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use crate::cache::LayerShape;
 use crate::cache::tail::{MakeBlock, Piece, Tail, Write};
 use crate::error::{Error, Result};
@@ -12,12 +10,13 @@ use crate::rope::Positions;
 
 use super::super::planes::CALIBRATION_TOKENS;
 use super::options::{CacheOptions, PAGE};
+use super::runs::Runs;
 
 /// Tokens of a coded block at the least: few enough that little is made before it is needed.
 const BLOCK: usize = 1024;
 
-/// Bytes of one side of a coded block at the most: half of what every device can bind at once.
-const MAX_BLOCK_BYTES: usize = 64 << 20;
+/// Bytes of one side of a coded block at the most: half of what WebGPU lets a device bind at once where it asks for no more.
+const MAX_BLOCK_BYTES: u64 = 64 << 20;
 
 /// Raw rows that no longer count, beyond those that do, above which the others move to a block of their own.
 const SLACK: usize = 128;
@@ -30,7 +29,7 @@ pub(crate) struct Rules {
     recent: usize,
     page: usize,
     /// Tokens that are coded together at the least.
-    least: usize,
+    pub(crate) least: usize,
     /// Tokens of a coded block at the least, whole pages.
     block: usize,
     /// And at the most.
@@ -40,13 +39,24 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub(crate) fn new(layers: &[LayerShape], options: &CacheOptions) -> Result<Self> {
+    /// Rules for coded blocks of at most so many bytes a side, what the backend can hold.
+    pub(crate) fn new(layers: &[LayerShape], options: &CacheOptions, block_bytes: u64) -> Result<Self> {
         let [page, least] = options.coding.units()?;
         let sinks = options.coding.sinks() as usize;
-        let block = BLOCK.next_multiple_of(page);
         let row_bytes =
             layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
-        let most = MAX_BLOCK_BYTES / row_bytes.unwrap_or(1).max(1);
+        let page_bytes = (page * row_bytes.unwrap_or(1).max(1)) as u64;
+        let most = match (block_bytes.min(MAX_BLOCK_BYTES) / page_bytes) as usize {
+            0 => {
+                return Err(Error::Limit {
+                    what: "bytes of one binding",
+                    need: page_bytes,
+                    have: block_bytes.min(MAX_BLOCK_BYTES),
+                });
+            }
+            pages => pages * page,
+        };
+        let block = BLOCK.next_multiple_of(page).min(most);
         // Tokens leave a ring block by block.
         let most = options.capacity.map_or(most, |capacity| most.min(capacity / 4));
         Ok(Self {
@@ -63,7 +73,7 @@ impl Rules {
 
     /// New tokens, of `count` behind the first `len`, whose queries tables are made of, those counted already left out.
     pub(crate) fn learnt(&self, counted: usize, len: usize, count: usize) -> Range<usize> {
-        let start = len.max(counted).max(self.sinks);
+        let start = len.max(counted).max(self.sinks).min(CALIBRATION_TOKENS);
         start..(len + count).min(CALIBRATION_TOKENS).max(start)
     }
 
@@ -76,46 +86,6 @@ impl Rules {
     /// First tokens that never leave.
     pub(crate) const fn pinned(&self) -> usize {
         self.pinned
-    }
-}
-
-/// Positions of tokens, as runs of consecutive ones: the token that begins each, and its position.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Runs(Vec<(usize, u32)>);
-
-impl Runs {
-    /// The position of a token.
-    pub(crate) fn position(&self, token: usize) -> u32 {
-        let after = self.0.partition_point(|&(start, _)| start <= token);
-        let run = after.checked_sub(1).and_then(|index| self.0.get(index));
-        run.map_or(0, |&(start, position)| position.wrapping_add((token - start) as u32))
-    }
-
-    /// Positions of consecutive tokens.
-    pub(crate) fn of(&self, tokens: Range<usize>) -> Vec<u32> {
-        tokens.map(|token| self.position(token)).collect()
-    }
-
-    /// Whether the positions of these tokens follow each other.
-    #[cfg(feature = "gpu")]
-    pub(crate) fn are_consecutive(&self, tokens: &Range<usize>) -> bool {
-        !self.0.iter().any(|&(start, _)| start > tokens.start && start < tokens.end)
-    }
-
-    /// These positions with those of tokens from `token` on.
-    fn extended(&self, token: usize, positions: &[u32]) -> Self {
-        let mut runs = self.clone();
-        for (token, &position) in (token..).zip(positions) {
-            let next = runs.0.last().map(|&(start, first)| u64::from(first) + (token - start) as u64);
-            if next != Some(u64::from(position)) {
-                runs.0.push((token, position));
-            }
-        }
-        runs
-    }
-
-    fn truncate(&mut self, token: usize) {
-        self.0.retain(|&(start, _)| start < token);
     }
 }
 
@@ -151,6 +121,17 @@ pub(crate) struct Fill {
     pub(crate) at: usize,
 }
 
+impl Fill {
+    /// The same in parts of at most so many tokens, in order.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn parts(&self, tokens: usize) -> impl Iterator<Item = Self> {
+        let Self { tokens: Range { start, end }, block, at } = self.clone();
+        let part =
+            move |first| Self { tokens: first..end.min(first + tokens), block, at: at + first - start };
+        (start..end).step_by(tokens).map(part)
+    }
+}
+
 /// How a backend makes coded blocks.
 pub(crate) trait MakeCodes<C> {
     /// A block with room for `capacity` tokens.
@@ -170,6 +151,8 @@ pub(crate) struct Track<B, C, X> {
     pub(crate) runs: Runs,
     /// Tokens before this one are gone, but for pinned sinks.
     pub(crate) evicted: usize,
+    /// Tokens, counted from the first, that room was reserved for.
+    pub(crate) reserved: usize,
     pub(crate) extra: X,
 }
 
@@ -181,6 +164,7 @@ impl<B, C, X: Clone> Clone for Track<B, C, X> {
             tail: self.tail.clone(),
             runs: self.runs.clone(),
             evicted: self.evicted,
+            reserved: self.reserved,
             extra: self.extra.clone(),
         }
     }
@@ -194,6 +178,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
             tail: Tail::starting(rules.sinks),
             runs: Runs::default(),
             evicted: 0,
+            reserved: 0,
             extra: X::default(),
         }
     }
@@ -247,13 +232,37 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         [sinks, tail]: [&mut impl MakeBlock<B>; 2],
     ) -> Result<(Self, [Vec<Write<B>>; 2])> {
         let len = self.len(rules);
-        let first = positions.len().min(rules.sinks.saturating_sub(len));
+        let first = self.to_sinks(rules, positions.len());
         let (sinks, to_sinks) = self.sinks.extended(first, sinks)?;
         let (tail, mut to_tail) = self.tail.extended(positions.len() - first, tail)?;
         to_tail.iter_mut().for_each(|write| write.from += first);
         let runs = self.runs.extended(len, positions);
         let track = Self { sinks, tail, runs, ..self.clone() };
         Ok((track, [to_sinks, to_tail]))
+    }
+
+    /// Of so many new tokens, those that become sinks.
+    fn to_sinks(&self, rules: &Rules, tokens: usize) -> usize {
+        tokens.min(rules.sinks.saturating_sub(self.len(rules)))
+    }
+
+    /// Tokens that can be appended without a new block.
+    pub(crate) fn room(&self, rules: &Rules) -> usize {
+        let sinks = rules.sinks.saturating_sub(self.len(rules));
+        if self.sinks.room() < sinks { self.sinks.room() } else { sinks + self.tail.room() }
+    }
+
+    /// This track with room for `tokens` more.
+    pub(crate) fn reserved(
+        &self,
+        rules: &Rules,
+        tokens: usize,
+        [sinks, tail]: [&mut impl MakeBlock<B>; 2],
+    ) -> Result<Self> {
+        let first = self.to_sinks(rules, tokens);
+        let (sinks, tail) = (self.sinks.reserved(first, sinks)?, self.tail.reserved(tokens - first, tail)?);
+        let reserved = self.reserved.max(self.len(rules) + tokens);
+        Ok(Self { sinks, tail, reserved, ..self.clone() })
     }
 
     /// Checks that the parts of a loaded track follow each other, its coded blocks `[first token, tokens, room]`.
@@ -271,9 +280,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
             next = start.checked_add(tokens);
         }
         whole &= next.is_none_or(|next| next == self.tail.first());
-        whole &= self.runs.0.first().map_or(len == 0, |&(start, _)| start == 0);
-        whole &= self.runs.0.is_sorted_by(|a, b| a.0 < b.0);
-        whole &= self.runs.0.last().is_none_or(|&(start, _)| start < len);
+        whole &= self.runs.are_of(len);
         if whole {
             return Ok(());
         }
@@ -354,7 +361,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
     }
 
     /// The raw rows behind the coded ones in blocks of their own, where too much of the blocks that hold them no longer counts
-    /// (`tight`: where anything does not), and what has to be copied.
+    /// (`tight`: where anything does not), and what has to be copied. Blocks with reserved room stay.
     pub(crate) fn compacted(
         &self,
         tight: bool,
@@ -364,7 +371,7 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
         let dead =
             self.tail.blocks().first().map_or(0, |block| self.tail.first().saturating_sub(block.start));
         let wasteful = dead > live + SLACK || tight && self.tail.capacity() > live.next_multiple_of(PAGE);
-        if !wasteful {
+        if !wasteful || self.reserved > self.tail.end() {
             return Ok(None);
         }
         let (tail, writes) = Tail::starting(self.tail.first()).extended(live, make)?;
@@ -399,13 +406,16 @@ impl<B, C, X: Clone + Default> Track<B, C, X> {
 
     /// Gives up the tokens from `token` on, as [`Self::check_trim`] allows.
     pub(crate) fn trim(&mut self, rules: &Rules, token: usize) {
-        self.sinks.truncate(token, 0);
-        self.tail.truncate(token.max(rules.sinks), 0);
+        let spare = self.reserved.saturating_sub(token);
+        self.sinks.truncate(token, spare.min(rules.sinks));
+        self.tail.truncate(token.max(rules.sinks), spare.min(self.reserved.saturating_sub(rules.sinks)));
         self.coded.retain(|block| block.start < token);
         if let Some(block) = self.coded.last_mut() {
             block.tokens = block.tokens.min(token - block.start);
         }
         self.runs.truncate(token);
+        // Rows behind coded ones that were cut begin a block of their own, and what was reserved is given up.
+        self.reserved = self.reserved.min(token + self.room(rules));
     }
 }
 

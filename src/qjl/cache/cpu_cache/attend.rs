@@ -19,6 +19,7 @@ pub(super) fn attend(
     let g = Geometry::of(queries.shape(), keys)?;
     options.validate()?;
     g.check_sinks(options)?;
+    let options = &AttendOptions { pinned: cache.ledger.rules.pinned(), ..*options };
     let mut out = Vec::with_capacity(g.output(shape.value_dim)?.elements());
     for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
         let g = Geometry { batch: 1, tokens: track.len(&cache.ledger.rules), ..g };

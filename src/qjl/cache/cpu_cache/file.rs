@@ -51,6 +51,7 @@ pub(super) fn to_bytes(cache: &CpuQjlCache) -> Result<Vec<u8>> {
         shared_tables: options.tables.is_some(),
         capacity: options.capacity,
         pin_sinks: options.pin_sinks,
+        fixed: options.fixed,
         digests: BTreeMap::new(),
         status: cache.status.map(|counts| [counts.non_finite, counts.zero, counts.overflow]),
         sequences: Vec::new(),

@@ -69,7 +69,7 @@ fn empty(head: &Head, reader: &mut Reader<'_>) -> Result<CpuQjlCache> {
         let tables = layers.map(|(index, layer)| read_tables(reader, &layer_name(index), layer));
         options.tables = Some(tables.collect::<Result<_>>()?);
     }
-    let ledger = Ledger::new(&head.layers, 0, options)?;
+    let ledger = Ledger::new(&head.layers, 0, options, u64::MAX)?;
     let mut matrices = BTreeMap::new();
     for name in head.digests.keys() {
         if !reader.has(name) {

@@ -16,10 +16,11 @@ pub(crate) use codes::HostCodes;
 
 use super::super::Counts;
 use super::super::planes::{QueryEnergy, Tables};
+use super::bytes::OriginalAccounting;
 use super::coders::Coders;
 use super::ledger::Ledger;
 use super::options::CacheOptions;
-use super::track::Track;
+use super::track::{Rules, Track};
 use crate::attention::{AttendOptions, heads_ratio};
 use crate::cache::host::{HostBlock, HostBlocks};
 use crate::cache::{LayerShape, Step};
@@ -65,7 +66,7 @@ impl CpuQjlCache {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) or [`Error::Shape`](crate::Error::Shape) on layers or options that do not fit.
     pub fn new(layers: &[LayerShape], sequences: usize, options: CacheOptions) -> Result<Self> {
-        let ledger = Ledger::new(layers, sequences, options)?;
+        let ledger = Ledger::new(layers, sequences, options, u64::MAX)?;
         let coders = Coders::new(layers, &ledger.options, &BTreeMap::new())?;
         Ok(Self { ledger, coders, status: [Counts::default(); 2] })
     }
@@ -155,39 +156,31 @@ impl CpuQjlCache {
         self.ledger.fork(sequence)
     }
 
-    fn makers(&self, layer: LayerShape) -> [HostBlocks; 2] {
-        let rules = &self.ledger.rules;
-        [
-            HostBlocks { shape: layer, least: rules.sinks, unit: 1 },
-            HostBlocks { shape: layer, least: MIN_BLOCK, unit: 32 },
-        ]
-    }
-
-    /// Makes room for `tokens` more raw rows of every sequence and layer.
+    /// Makes room for `tokens` more tokens of a sequence in every layer. A [fixed](CacheOptions::fixed) cache takes no rows beyond
+    /// it. Room that was reserved stays until it is used, or given back by [`clear`](Self::clear); files do not remember it.
     ///
     /// # Errors
-    /// [`Error::Overflow`](crate::Error::Overflow).
-    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
-        let mut all = Vec::new();
-        for (index, &layer) in self.ledger.layers.iter().enumerate() {
-            let [_, mut maker] = self.makers(layer);
-            let tails = self.ledger.tracks(index).map(|track| track.tail.reserved(tokens, &mut maker));
-            all.push(tails.collect::<Result<Vec<_>>>()?);
-        }
-        self.ledger.replace_tails(all);
-        Ok(())
+    /// [`Error::Range`](crate::Error::Range) when there is no such sequence, [`Error::Limit`](crate::Error::Limit) when it would
+    /// have more than 2^32 - 1 tokens, [`Error::Overflow`](crate::Error::Overflow). Nothing is reserved then.
+    pub fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        let rules = self.ledger.rules;
+        self.ledger.remake(sequence, |(track, &layer)| {
+            let [mut sinks, mut tail] = makers(&rules, layer);
+            track.reserved(&rules, tokens, [&mut sinks, &mut tail])
+        })
     }
 
     /// Appends one layer's new rows of every sequence.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType),
-    /// [`Error::HeadRatio`](crate::Error::HeadRatio) or [`Error::Range`](crate::Error::Range) on a step that does not fit.
+    /// [`Error::HeadRatio`](crate::Error::HeadRatio) or [`Error::Range`](crate::Error::Range) on a step that does not fit,
+    /// [`Error::Capacity`](crate::Error::Capacity) when a [fixed](CacheOptions::fixed) cache has no room.
     pub fn append(&mut self, layer: usize, step: &Step<'_, TensorView<'_>>) -> Result<()> {
         let positions = self.ledger.check_step(layer, step)?;
         let shape = *self.ledger.layer(layer)?;
         let rules = self.ledger.rules;
-        let [mut sinks, mut tail] = self.makers(shape);
+        let [mut sinks, mut tail] = makers(&rules, shape);
         let mut appended = Vec::new();
         for (track, positions) in self.ledger.tracks(layer).zip(&positions) {
             appended.push(track.extended(&rules, positions, [&mut sinks, &mut tail])?);
@@ -252,7 +245,7 @@ impl CpuQjlCache {
     }
 
     /// As [`commit`](Self::commit), coding all rows that are no longer recent, but for an odd one or a block mean's part, and
-    /// giving back room that no row needs.
+    /// giving back room that no row needs and that was not reserved.
     ///
     /// # Errors
     /// As [`commit`](Self::commit).
@@ -260,12 +253,12 @@ impl CpuQjlCache {
         commit::commit(self, true)
     }
 
-    /// The bytes of a file that holds the cache: safetensors, under a digest. Equal caches give equal bytes. Sequences that
+    /// The bytes of a file that holds the cache: safetensors, under a digest (`docs/cache-format.md`). Equal caches give equal bytes. Sequences that
     /// share rows are saved each with its own.
     ///
     /// # Errors
     /// [`Error::Safetensors`](crate::Error::Safetensors) when the metadata exceeds what safetensors allows (100 MB).
-    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+    pub fn save(&self) -> Result<Vec<u8>> {
         file::to_bytes(self)
     }
 
@@ -280,7 +273,7 @@ impl CpuQjlCache {
     /// * [`Error::MissingTensor`](crate::Error::MissingTensor), [`Error::UnknownTensor`](crate::Error::UnknownTensor),
     ///   [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Range`](crate::Error::Range),
     ///   [`Error::NonFinite`](crate::Error::NonFinite): parts that contradict each other.
-    pub fn from_bytes(file: &[u8]) -> Result<Self> {
+    pub fn load(file: &[u8]) -> Result<Self> {
         load::from_bytes(file)
     }
 
@@ -314,12 +307,26 @@ impl CpuQjlCache {
     pub fn payload_bytes(&self) -> u64 {
         super::bytes::payload(&self.ledger, &self.coders, |learnt| learnt.tables.as_ref().map(Arc::as_ptr))
     }
+
+    /// The original's figures for every layer of sketches; `None` of sign planes, which it does not have.
+    #[must_use]
+    pub fn original_accounting(&self) -> Option<Vec<OriginalAccounting>> {
+        super::bytes::original(&self.ledger, &self.coders)
+    }
+}
+
+/// What makes the blocks of sinks, and of the rows behind them.
+fn makers(rules: &Rules, layer: LayerShape) -> [HostBlocks; 2] {
+    [
+        HostBlocks { shape: layer, least: rules.sinks, unit: 1 },
+        HostBlocks { shape: layer, least: MIN_BLOCK, unit: 32 },
+    ]
 }
 
 /// Adds the queries of new tokens to what tables are made of; each of the first tokens counts once.
 fn learn(
     learnt: &mut Learnt,
-    rules: &super::track::Rules,
+    rules: &Rules,
     step: &Step<'_, TensorView<'_>>,
     sequence: usize,
     kv_heads: usize,

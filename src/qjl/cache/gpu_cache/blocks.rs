@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::super::track::Rules;
 use crate::cache::LayerShape;
 use crate::cache::tail::{Block, MakeBlock, Tail, Write};
 use crate::error::Result;
@@ -46,6 +47,16 @@ impl MakeBlock<RawBlock> for Sized<'_> {
     fn copy(&mut self, block: &Block<RawBlock>) -> Result<RawBlock> {
         self.blocks.copy(block)
     }
+}
+
+/// What makes the blocks of sinks, and of the rows behind them.
+pub(super) fn makers<'a>(
+    gpu: &'a Gpu,
+    rules: &Rules,
+    shape: LayerShape,
+    [sinks, tail]: &'a mut [Copies; 2],
+) -> [Sized<'a>; 2] {
+    [Sized::new(gpu, shape, sinks, [rules.sinks, 1]), Sized::new(gpu, shape, tail, [MIN_BLOCK, 32])]
 }
 
 /// Views of the raw rows of these tokens, gathered in one place where blocks part them.

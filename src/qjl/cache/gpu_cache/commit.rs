@@ -12,7 +12,7 @@ use super::{DeviceTrack, QjlCache};
 use crate::cache::LayerShape;
 use crate::cache::tail::Write;
 use crate::error::{Error, Result};
-use crate::gpu::block::{Copies, append};
+use crate::gpu::block::{Copies, append, largest};
 use crate::gpu::{Gpu, Recording};
 use crate::tensor::checked_bytes;
 
@@ -161,23 +161,32 @@ impl Commit<'_> {
         (from, track): (&DeviceTrack, &mut DeviceTrack),
         fill: &Fill,
     ) -> Result<()> {
-        let cache = self.cache;
-        let [keys, values] = rows(&mut self.recording, &cache.gpu, *shape, &from.tail, fill.tokens.clone())?;
-        let positions = self.positions(layer, from, fill.tokens.clone())?;
+        let (cache, rules) = (self.cache, &self.cache.ledger.rules);
         let Some(block) = track.coded.get_mut(fill.block) else { return Ok(()) };
-        // Positions of the whole block stand beside it where they do not follow each other.
+        // Positions of the whole block stand beside it where they do not follow each other; a trim may have cut off what broke off.
         let held = block.start..block.end();
-        if !from.runs.are_consecutive(&held) {
+        let stored = if from.runs.are_consecutive(&held) {
+            None
+        } else {
             let mut all = from.runs.of(held);
             all.resize(block.capacity, 0);
-            let stored = cache.gpu.upload("positions", bytemuck::cast_slice(&all))?;
-            block.codes = Arc::new(block.codes.at_positions(Some(stored)));
+            Some(cache.gpu.upload("positions", bytemuck::cast_slice(&all))?)
+        };
+        if stored.is_some() || block.codes.positions.is_some() {
+            block.codes = Arc::new(block.codes.at_positions(stored));
         }
-        let centre = cache.tables(layer, &track.extra).map(|tables| (tables, &positions));
+        let (codec, tables) = (cache.device_codec(layer)?, cache.tables(layer, &track.extra));
         let Some(block) = track.coded.get(fill.block) else { return Ok(()) };
-        let rows = [&keys, &values];
-        let codec = cache.device_codec(layer)?;
-        block.codes.encode(&mut self.recording, &cache.gpu, codec, rows, centre, fill.at)
+        // Rows that raw blocks part are gathered, as many as one binding can show.
+        let most = largest(&cache.gpu, *shape) / rules.least * rules.least;
+        for part in fill.parts(most.max(rules.least)) {
+            let positions = self.positions(layer, from, part.tokens.clone())?;
+            let [keys, values] = rows(&mut self.recording, &cache.gpu, *shape, &from.tail, part.tokens)?;
+            let centre = tables.map(|tables| (tables, &positions));
+            let recording = &mut self.recording;
+            block.codes.encode(recording, &cache.gpu, codec, [&keys, &values], centre, part.at)?;
+        }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod attend;
 mod blocks;
+mod bytes;
 mod codes;
 mod commit;
 mod scores;
@@ -12,7 +13,6 @@ use std::sync::Arc;
 
 use super::super::Counts;
 use super::super::planes::gpu::{Ops as PlaneOps, TableBuffer};
-use super::bytes::{Unique, payload};
 use super::coders::Coders;
 use super::ledger::Ledger;
 use super::options::CacheOptions;
@@ -24,7 +24,7 @@ use crate::gpu::block::{Copies, RawBlock, append};
 use crate::gpu::{Gpu, KvView, ReadBack, Recording, words};
 pub use transfer::CacheReadBack;
 
-use blocks::{MIN_BLOCK, Sized};
+use blocks::makers;
 use codes::{DeviceCodec, DeviceCodes, upload_tables};
 use commit::{Committed, energies_for};
 
@@ -82,7 +82,7 @@ impl QjlCache {
 
     /// A cache without sequences.
     fn with_coders(gpu: &Gpu, layers: &[LayerShape], options: CacheOptions, coders: Coders) -> Result<Self> {
-        let ledger = Ledger::new(layers, 0, options)?;
+        let ledger = Ledger::new(layers, 0, options, gpu.caps().largest_binding())?;
         let devices = coders.all.iter().map(|codec| DeviceCodec::upload(gpu, codec));
         let devices = devices.collect::<Result<_>>()?;
         let mut cache = Self {
@@ -193,27 +193,47 @@ impl QjlCache {
         self.ledger.fork(sequence)
     }
 
-    /// Makes room for `tokens` more raw rows of every sequence and layer.
+    /// Makes room for `tokens` more tokens of a sequence in every layer, and waits until the device has said that it has it: in a
+    /// browser out of memory is known late. A [fixed](CacheOptions::fixed) cache takes no rows beyond it. Room that was reserved
+    /// stays until it is used, or given back by [`clear`](Self::clear); files do not remember it.
     ///
     /// # Errors
-    /// [`Error::Overflow`], [`Error::Limit`], [`Error::OutOfMemory`].
-    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
-        let mut all = Vec::with_capacity(self.ledger.layers.len());
-        for (index, &layer) in self.ledger.layers.iter().enumerate() {
-            let mut copies = Copies::default();
-            let mut maker = Sized::new(&self.gpu, layer, &mut copies, [MIN_BLOCK, 32]);
-            let tails = self.ledger.tracks(index).map(|track| track.tail.reserved(tokens, &mut maker));
-            all.push(tails.collect::<Result<Vec<_>>>()?);
+    /// [`Error::Range`] when there is no such sequence, [`Error::Overflow`], [`Error::Limit`], [`Error::OutOfMemory`]; nothing is
+    /// reserved then.
+    pub async fn reserve(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        let (gpu, rules) = (self.gpu.clone(), self.ledger.rules);
+        let mut reserved = Vec::with_capacity(self.ledger.layers.len());
+        for (track, &layer) in self.ledger.sequence(sequence)?.iter().zip(&self.ledger.layers) {
+            let mut copies = [Copies::default(), Copies::default()];
+            let [mut sinks, mut tail] = makers(&gpu, &rules, layer, &mut copies);
+            let mut next = track.reserved(&rules, tokens, [&mut sinks, &mut tail])?;
+            let extra = &mut next.extra;
+            if self.ledger.options.learns() && extra.tables.is_none() && extra.energies.is_none() {
+                extra.energies = Some(Arc::new(energies_for(&gpu, &layer)?));
+            }
+            reserved.push(next);
         }
-        self.ledger.replace_tails(all);
+        gpu.late_errors().await?;
+        self.ledger.take(sequence, reserved);
         Ok(())
+    }
+
+    /// [`reserve`](Self::reserve), waiting for it.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn reserve_blocking(&mut self, sequence: usize, tokens: usize) -> Result<()> {
+        let gpu = self.gpu.clone();
+        gpu.block_on(self.reserve(sequence, tokens))
     }
 
     /// Records the appending of one layer's new rows of every sequence.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`], [`Error::HeadRatio`] or [`Error::Range`] on a step that does not fit, the errors of a
-    /// view that cannot be bound, [`Error::Limit`], [`Error::OutOfMemory`].
+    /// [`Error::Shape`], [`Error::DType`], [`Error::HeadRatio`] or [`Error::Range`] on a step that does not fit,
+    /// [`Error::Capacity`] when a [fixed](CacheOptions::fixed) cache has no room, the errors of a view that cannot be bound,
+    /// [`Error::Limit`], [`Error::OutOfMemory`].
     pub fn append(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -222,28 +242,28 @@ impl QjlCache {
     ) -> Result<()> {
         let positions = self.ledger.check_step(layer, step)?;
         let (shape, rules) = (*self.ledger.layer(layer)?, self.ledger.rules);
-        let (mut copies, mut sink_copies) = (Copies::default(), Copies::default());
+        let mut all_copies = [Copies::default(), Copies::default()];
         let mut recording = Recording::new(&self.gpu);
         let mut tracks = Vec::with_capacity(self.sequences());
         for (sequence, (track, positions)) in self.ledger.tracks(layer).zip(&positions).enumerate() {
-            let mut sinks = Sized::new(&self.gpu, shape, &mut sink_copies, [rules.sinks, 1]);
-            let mut tail = Sized::new(&self.gpu, shape, &mut copies, [MIN_BLOCK, 32]);
+            let [mut sinks, mut tail] = makers(&self.gpu, &rules, shape, &mut all_copies);
             let (mut next, writes) = track.extended(&rules, positions, [&mut sinks, &mut tail])?;
             for write in writes.iter().flatten().filter(|write| write.count > 0) {
                 append(&mut recording, &self.gpu, [step.keys, step.values], sequence, write)?;
             }
-            if let Some(queries) = step.queries.filter(|_| self.ledger.options.learns()) {
+            if self.ledger.options.learns() && next.extra.tables.is_none() {
                 let len = track.len(&rules);
                 let new = rules.learnt(next.extra.counted, len, positions.len());
-                let own = queries.part(sequence, new.start.saturating_sub(len), new.len());
-                self.learn(&mut recording, &mut copies, &shape, &own, &mut next.extra)?;
+                if let Some(queries) = step.queries {
+                    let own = queries.part(sequence, new.start.saturating_sub(len), new.len());
+                    let [_, copies] = &mut all_copies;
+                    self.learn(&mut recording, copies, &shape, &own, &mut next.extra)?;
+                }
+                next.extra.counted = next.extra.counted.max(new.end);
             }
-            next.extra.counted =
-                next.extra.counted.max(rules.learnt(0, track.len(&rules), positions.len()).end);
             tracks.push(next);
         }
-        sink_copies.record(encoder);
-        copies.record(encoder);
+        all_copies.iter().for_each(|copies| copies.record(encoder));
         recording.record(encoder);
         self.ledger.replace(layer, tracks);
         Ok(())
@@ -258,7 +278,7 @@ impl QjlCache {
         queries: &KvView,
         learnt: &mut Learnt,
     ) -> Result<()> {
-        if queries.shape().tokens == 0 || learnt.tables.is_some() {
+        if queries.shape().tokens == 0 {
             return Ok(());
         }
         let held = learnt.energies.take();
@@ -325,7 +345,7 @@ impl QjlCache {
     }
 
     /// As [`commit`](Self::commit), coding all rows that are no longer recent, but for an odd one or a block mean's part, and
-    /// giving back room that no row needs.
+    /// giving back room that no row needs and that was not reserved.
     ///
     /// # Errors
     /// As [`commit`](Self::commit).
@@ -342,39 +362,6 @@ impl QjlCache {
                 device.angles = grown;
             }
         }
-    }
-
-    /// Bytes of all buffers held: raw rows with the room beside them, coded blocks, tables, rotations or projections.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        let mut unique = Unique::default();
-        for track in self.ledger.all_tracks() {
-            for block in track.sinks.blocks().iter().chain(track.tail.blocks()) {
-                unique.add(&block.rows, || block.rows.bytes());
-            }
-            track.coded.iter().for_each(|block| unique.add(&block.codes, || block.codes.bytes()));
-            if let Some(tables) = &track.extra.tables {
-                unique.add(tables, || tables.bytes());
-            }
-            if let Some(energies) = &track.extra.energies {
-                unique.add(energies, || energies.size());
-            }
-        }
-        let shared = self.shared.iter().flatten().map(TableBuffer::bytes).sum::<u64>();
-        let status = self.status.iter().map(wgpu::Buffer::size).sum::<u64>();
-        unique.total() + shared + status + self.devices.iter().map(DeviceCodec::bytes).sum::<u64>()
-    }
-
-    /// Bytes of all rows that have not left, as they came: what the cache stands for.
-    #[must_use]
-    pub fn raw_bytes(&self) -> u64 {
-        self.ledger.raw_bytes()
-    }
-
-    /// Bytes that the rows need: coded rows, raw rows, tables, rotations or projections.
-    #[must_use]
-    pub fn payload_bytes(&self) -> u64 {
-        payload(&self.ledger, &self.coders, |learnt| learnt.tables.as_ref().map(Arc::as_ptr))
     }
 
     /// Makes angles for positions up to `last`.

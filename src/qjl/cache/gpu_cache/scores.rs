@@ -43,7 +43,7 @@ fn record(
     output: &KvView,
 ) -> Result<()> {
     let (gpu, codec) = (&cache.gpu, cache.device_codec(layer)?);
-    let sketches = project(cache, recording, layer, g, queries)?;
+    let sketches = project(cache, recording, layer, g, (0, queries))?;
     let pitch = output.shape().dim;
     for (sequence, track) in cache.ledger.tracks(layer).enumerate() {
         let first_row = sequence * g.query_heads * g.queries;

@@ -68,7 +68,7 @@ impl QjlCache {
     pub fn read_back(&self, encoder: &mut wgpu::CommandEncoder) -> Result<CacheReadBack> {
         let gpu = &self.gpu;
         let mut read = CacheReadBack {
-            ledger: Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone())?,
+            ledger: Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone(), u64::MAX)?,
             coders: self.coders.clone(),
             raw: Shared::new(),
             codes: Shared::new(),
@@ -130,12 +130,31 @@ impl QjlCache {
         Ok(cache)
     }
 
-    /// Loads a cache from the bytes of a file, as [`CpuQjlCache::from_bytes`], to the device.
+    /// The bytes of a file that holds the cache, the same as the host's (`docs/cache-format.md`). Submits to the device's queue and
+    /// waits. What was recorded before must have been submitted.
     ///
     /// # Errors
-    /// As [`CpuQjlCache::from_bytes`] and [`upload`](Self::upload).
+    /// As [`read_back`](Self::read_back), [`CacheReadBack::parse`] and [`CpuQjlCache::save`].
+    pub async fn save(&self) -> Result<Vec<u8>> {
+        self.gpu.submit(|encoder| self.read_back(encoder))?.parse().await?.save()
+    }
+
+    /// [`save`](Self::save), waiting for it.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn save_blocking(&self) -> Result<Vec<u8>> {
+        self.gpu.block_on(self.save())
+    }
+
+    /// The cache that a file holds, of a device or of the host: it goes on as if it had never stopped, bit for bit on the same
+    /// adapter.
+    ///
+    /// # Errors
+    /// As [`CpuQjlCache::load`] and [`upload`](Self::upload).
     pub fn load(gpu: &Gpu, file: &[u8]) -> Result<Self> {
-        Self::upload(gpu, &CpuQjlCache::from_bytes(file)?)
+        Self::upload(gpu, &CpuQjlCache::load(file)?)
     }
 }
 
@@ -152,6 +171,7 @@ fn places_of(track: &DeviceTrack) -> super::Track<usize, usize, OnTheWay> {
         tail: tail_of(&track.tail),
         runs: track.runs.clone(),
         evicted: track.evicted,
+        reserved: track.reserved,
         extra: OnTheWay {
             tables: track.extra.tables.as_ref().map(place),
             energies: track.extra.energies.as_ref().map(place),
@@ -191,7 +211,7 @@ impl CacheReadBack {
             let numbers = words(&back.await?).into_iter().map(|bits| f64::from(f32::from_bits(bits)));
             arrived.energies.insert(place, numbers.collect());
         }
-        let mut ledger = Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone())?;
+        let mut ledger = Ledger::new(&self.ledger.layers, 0, self.ledger.options.clone(), u64::MAX)?;
         for tracks in &self.ledger.sequences {
             let tracks =
                 tracks.iter().zip(&self.ledger.layers).map(|(track, layer)| arrived.track(track, layer));
@@ -228,6 +248,7 @@ impl Arrived {
             tail: self.tail(&track.tail),
             runs: track.runs.clone(),
             evicted: track.evicted,
+            reserved: track.reserved,
             extra: HostLearnt {
                 tables: track.extra.tables.and_then(|place| self.tables.get(&place).cloned()),
                 energies: rows.map(energy).collect(),
@@ -303,6 +324,7 @@ impl Uploaded {
             tail: self.tail(&gpu, shape, &track.tail)?,
             runs: track.runs.clone(),
             evicted: track.evicted,
+            reserved: track.reserved,
             extra,
         })
     }

@@ -139,7 +139,7 @@ impl Angles {
         let tile = if turns { attend_tokens(codec) } else { 0 };
         let need =
             (u64::from(coarse) + u64::from(ANGLE_TILE) + 4 + tile as u64 / 4) * pairs(codec) as u64 * 8;
-        let have = gpu.caps().max_storage_buffer_binding_size.min(gpu.caps().max_buffer_size);
+        let have = gpu.caps().largest_binding();
         if need > have {
             return Err(Error::Limit { what: "bytes of the angles of all positions", need, have });
         }

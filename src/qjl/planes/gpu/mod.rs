@@ -12,8 +12,8 @@ pub use buffers::{PlaneBuffer, PositionBuffer, TableBuffer};
 pub(in crate::qjl) use record::Coding;
 pub use rotations::CodecBuffer;
 pub(in crate::qjl) use rotations::projection_words;
-pub(in crate::qjl) use variants::Make;
 pub(crate) use variants::variants;
+pub(in crate::qjl) use variants::{Make, sketch_bytes};
 
 use super::{CodeLayout, Codec, Tables, check_rows};
 use crate::attention::gpu::{

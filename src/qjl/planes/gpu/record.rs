@@ -6,7 +6,7 @@ use super::params::{
     ScoresParams, TileParams,
 };
 use super::tiles::TILE;
-use super::variants::{Make, attend_tokens, query_energy_variant, sketch};
+use super::variants::{Make, attend_tokens, query_energy_variant, sketch_bytes};
 use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
 use crate::attention::Geometry;
 use crate::attention::gpu::{
@@ -300,9 +300,7 @@ impl Ops {
 
     /// Room for the queries of so many sequences, made ready: zeros, which stand for queries that see nothing.
     pub(in crate::qjl) fn sketches(&self, codec: &Codec, g: Geometry) -> Result<wgpu::Buffer> {
-        let fours = g.batch * g.kv_heads * (g.group * g.queries).div_ceil(4);
-        let bytes = checked_bytes("query sketches", &[fours.max(1), sketch(codec)], 16)?;
-        self.gpu.storage("query sketches", bytes as u64)
+        self.gpu.storage("query sketches", sketch_bytes(codec, g)?)
     }
 
     /// Makes queries ready; the first becomes row `first` of the sketches.

@@ -3,11 +3,13 @@
 use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment, Sketch};
 use super::rotations::offset_of;
 use super::tiles::{TILE, groups};
+use crate::attention::Geometry;
 use crate::attention::gpu::value_lanes;
 use crate::capture::RopeLayout;
+use crate::error::Result;
 use crate::gpu::{Arithmetic, Const, Kernel, Module, Variant, listed_widths};
 use crate::qjl::ProjectionKind;
-use crate::tensor::DType;
+use crate::tensor::{DType, checked_bytes};
 
 /// What the kernels of one codec are made for.
 #[derive(Clone, Copy)]
@@ -22,10 +24,16 @@ pub(super) fn pairs(codec: &Codec) -> usize {
 }
 
 /// Numbers of a query made ready to be scored: `shaders/planes/sketch.wgsl` lists them.
-pub(super) fn sketch(codec: &Codec) -> usize {
+fn sketch(codec: &Codec) -> usize {
     let groups: usize = codec.keys().segments().iter().map(groups).sum();
     let mean = if codec.block().is_some() { codec.key_dim() } else { 2 * pairs(codec) };
     TILE * groups + 3 + TILE / 4 * groups + 2 * groups + mean
+}
+
+/// Bytes of the queries of a call made ready, in fours of each KV head.
+pub(in crate::qjl) fn sketch_bytes(codec: &Codec, g: Geometry) -> Result<u64> {
+    let fours = g.batch * g.kv_heads * (g.group * g.queries).div_ceil(4);
+    Ok(checked_bytes("query sketches", &[fours.max(1), sketch(codec)], 16)? as u64)
 }
 
 /// Invocations of a workgroup that attends or scores: enough for all channels of a value, four each.
