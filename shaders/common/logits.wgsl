@@ -4,21 +4,20 @@
 const LOWEST: f32 = -3.402823e38;
 
 // cap * tanh(x / cap) by an exponential that cannot overflow.
-fn soft_capped(x: f32) -> f32 {
+fn soft_capped(x: vec4<f32>) -> vec4<f32> {
     let cap = params.attention.soft_cap;
     let e = exp(-2.0 * abs(x / cap));
     return sign(x) * cap * ((1.0 - e) / (1.0 + e));
 }
 
-fn logit(score: f32) -> f32 {
-    let x = params.attention.scale * score;
-    if (!in_range(x)) {
-        return LOWEST;
-    }
+// Of four scores; LOWEST where they are out of range. One question whether there is a cap, not one for each.
+fn logits(scores: vec4<f32>) -> vec4<f32> {
+    let x = params.attention.scale * scores;
+    var capped = x;
     if (params.attention.soft_cap > 0.0) {
-        return soft_capped(x);
+        capped = soft_capped(x);
     }
-    return x;
+    return select(vec4<f32>(LOWEST), capped, are_in_range(x));
 }
 
 // First and one past the last token of a sequence that a query sees.

@@ -26,9 +26,8 @@ fn seen_by_any(seen: Seen) -> vec2<u32> {
 
 // Logits of one token; LOWEST where a row does not see it.
 fn logits_of(scores: vec4<f32>, token: u32, finite: bool, seen: Seen) -> vec4<f32> {
-    let x = vec4<f32>(logit(scores.x), logit(scores.y), logit(scores.z), logit(scores.w));
     let sees = vec4<bool>(finite) & (vec4<u32>(token) >= seen.first) & (vec4<u32>(token) < seen.end);
-    return select(vec4<f32>(LOWEST), x, sees);
+    return select(vec4<f32>(LOWEST), logits(scores), sees);
 }
 
 // exp of logits relative to `peak`; 0 for what is not seen. The floor keeps the difference of two extremes from leaving f32.

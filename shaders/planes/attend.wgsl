@@ -14,6 +14,8 @@ struct Params {
     // Tokens of a block mean, and fours of query rows.
     block: u32,
     units: u32,
+    // Pairs of angles that a tile has of its own.
+    fast_pairs: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

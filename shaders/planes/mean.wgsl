@@ -2,9 +2,16 @@
 
 const MEAN_ROWS: u32 = select(2u * PAIRS, HEAD_DIM, CENTRING == BLOCK_MEAN);
 
-// A and B of every pair, turned to the position of the tile's first token where the others follow it; or the queries.
+// A and B of every pair, turned to the middle of the tile where positions follow each other; or the queries.
 const MEAN_ROOM: u32 = select(MEAN_ROWS, 1u, MEAN_STAYS || CENTRING == UNCENTRED);
 var<workgroup> mean_query: array<vec4<f32>, MEAN_ROOM>;
+
+// Pairs so slow that over a tile their angle stays within half a radian of the middle's are one polynomial together, of
+// SLOW_DEGREES coefficients: what their series leaves out is 1e-7 of what a pair adds. The host puts the slow pairs last.
+const SLOW_DEGREES: u32 = 8u;
+var<workgroup> slow: array<vec4<f32>, SLOW_DEGREES>;
+// Invocations that share a coefficient.
+const DEGREE_LANES: u32 = WORKGROUP / SLOW_DEGREES;
 
 fn mean_turns() -> bool {
     return CENTRING == PRE_ROPE && !MEAN_STAYS && params.attention.consecutive == 1u;
@@ -37,16 +44,40 @@ fn load_mean(first: u32, tile: u32, lane: u32) {
         return;
     }
     for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
-        let turn = angle(params.attention.position + tile, pair);
+        let turn = angle(params.attention.position + tile + TILE_TOKENS / 2u, pair);
         let a = sketch(first + MEAN_AT + pair);
         let b = sketch(first + MEAN_AT + PAIRS + pair);
         mean_query[pair] = a * turn.x + b * turn.y;
         mean_query[PAIRS + pair] = b * turn.x - a * turn.y;
     }
+    workgroupBarrier();
+    load_slow(lane);
+}
+
+// The polynomial of the slow pairs: coefficient k is the sum over them of A where k is even, else B, times a factor that the host
+// made, signs included. Four pairs at a time.
+fn load_slow(lane: u32) {
+    let degree = lane / DEGREE_LANES;
+    let odd = (degree & 1u) * PAIRS;
+    let fours = (PAIRS - params.fast_pairs + 3u) / 4u;
+    let factors_at = params.tile_angles_at + (2u + WORKGROUP / 2u) * params.fast_pairs + degree * fours;
+    var sum = vec4<f32>();
+    for (var four = lane % DEGREE_LANES; four < fours; four += DEGREE_LANES) {
+        let factors = angles[factors_at + four];
+        let pairs = min(params.fast_pairs + 4u * four + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(PAIRS - 1u)) + odd;
+        sum += (mean_query[pairs.x] * factors.x + mean_query[pairs.y] * factors.y)
+            + (mean_query[pairs.z] * factors.z + mean_query[pairs.w] * factors.w);
+    }
+    for (var offset = 1u; offset < DEGREE_LANES; offset <<= 1u) {
+        sum += row_exchange(sum, lane, offset);
+    }
+    if (lane % DEGREE_LANES == 0u) {
+        slow[degree] = sum;
+    }
 }
 
 // What a pair adds to q . mu of four tokens, A cos + B sin: the angle of a lane's first one, turned on by one, two and three
-// positions. A table of all tokens' angles would be four times as many bytes.
+// positions. A table of all tokens' angles would be four times as many bytes, and more than stays near the kernel.
 fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
     let near = angles[params.tile_angles_at + 2u * pair];
     let far = angles[params.tile_angles_at + 2u * pair + 1u];
@@ -60,13 +91,24 @@ fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
                        a * cosines.w + b * sines.w);
 }
 
-// q . mu of four tokens. Four pairs at a time, whose loads overlap; the last one, which does not turn, and what four do not divide
-// one by one.
+// The slow pairs' polynomial at four tokens.
+fn slow_scores(lane: u32) -> mat4x4<f32> {
+    let half_tile = f32(TILE_TOKENS / 2u);
+    let x = (f32(4u * lane) - half_tile + vec4<f32>(0.0, 1.0, 2.0, 3.0)) / half_tile;
+    let highest = slow[SLOW_DEGREES - 1u];
+    var sums = mat4x4<f32>(highest, highest, highest, highest);
+    for (var i = 1u; i < SLOW_DEGREES; i++) {
+        let next = slow[SLOW_DEGREES - 1u - i];
+        sums = mat4x4<f32>(sums[0] * x.x + next, sums[1] * x.y + next, sums[2] * x.z + next, sums[3] * x.w + next);
+    }
+    return sums;
+}
+
+// q . mu of four tokens. Of the fast pairs four at a time, whose loads overlap, and what four do not divide one by one.
 fn turned_mean(lane: u32) -> mat4x4<f32> {
-    let still = mean_query[min(PAIRS, MEAN_ROOM) - 1u];
-    var sums = mat4x4<f32>(still, still, still, still);
-    let first = 2u * (params.tile_angles_at + 2u * PAIRS) + lane;
-    let fours = (PAIRS - 1u) / 4u * 4u;
+    var sums = slow_scores(lane);
+    let first = 2u * (params.tile_angles_at + 2u * params.fast_pairs) + lane;
+    let fours = params.fast_pairs / 4u * 4u;
     for (var pair = 0u; pair < fours; pair += 4u) {
         let a = turn_at(first + pair * WORKGROUP);
         let b = turn_at(first + (pair + 1u) * WORKGROUP);
@@ -77,7 +119,7 @@ fn turned_mean(lane: u32) -> mat4x4<f32> {
         sums += pair_scores(pair + 2u, c);
         sums += pair_scores(pair + 3u, d);
     }
-    for (var pair = fours; pair < PAIRS - 1u; pair++) {
+    for (var pair = fours; pair < params.fast_pairs; pair++) {
         sums += pair_scores(pair, turn_at(first + pair * WORKGROUP));
     }
     return sums;

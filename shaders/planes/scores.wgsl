@@ -16,6 +16,8 @@ struct Params {
     // Numbers of a row of the output, and the one of it that the store's first token becomes.
     pitch: u32,
     column: u32,
+    // Pairs of angles that a tile has of its own.
+    fast_pairs: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -105,12 +105,17 @@ impl Tiling {
     /// Rows of numbers: `shaders/common/flash.wgsl`.
     pub(crate) const fn rows(g: Geometry, value_dim: usize) -> Self {
         let lanes = row_lanes([g.key_dim, value_dim]);
-        Self { target: 1024, ..Self::fours(g, 4 * WORKGROUP / lanes) }
+        Self::fours(g, 4 * WORKGROUP / lanes).aiming_at(768)
     }
 
     /// Four query rows of one KV head a workgroup, which is small: `shaders/planes/attend.wgsl`.
     pub(crate) const fn fours(g: Geometry, tokens: usize) -> Self {
         Self { units: g.kv_heads * (g.group * g.queries).div_ceil(4), tokens, target: 2048 }
+    }
+
+    /// Another number of workgroups that a pass aims for.
+    pub(crate) const fn aiming_at(self, target: usize) -> Self {
+        Self { target, ..self }
     }
 
     /// Workgroups of one split of one sequence.

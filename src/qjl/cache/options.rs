@@ -109,10 +109,10 @@ impl Coding {
     pub(crate) fn most_row_bytes(&self, layer: &LayerShape) -> usize {
         let [key_dim, value_dim] = layer.dims();
         let bytes = match self {
-            // Five bits a channel in whole groups, two scalars, and a block mean for each token.
-            Self::Planes(_) => 5 * key_dim.max(value_dim).next_multiple_of(32) / 8 + 4 + 2 * key_dim,
+            Self::Planes(options) => options.most_row_bytes(key_dim, value_dim),
             Self::Sketch(options) => {
-                options.sketch_dim(key_dim).unwrap_or(MAX_SKETCH_DIM).div_ceil(8).max(value_dim)
+                let sketch_dim = options.sketch_dim(key_dim).unwrap_or(MAX_SKETCH_DIM);
+                (4 * sketch_dim.div_ceil(32)).max(value_dim.next_multiple_of(4))
             }
         };
         bytes + 4

@@ -273,7 +273,9 @@ impl Ops {
 
     /// How an attention pass over codes is divided.
     pub(in crate::qjl) fn tiling(&self, codec: &CodecBuffer, g: Geometry) -> Tiling {
-        Tiling::fours(g, variants::attend_tokens(&codec.codec))
+        let tiling = Tiling::fours(g, variants::attend_tokens(&codec.codec));
+        // A mean that turns takes registers, so that fewer workgroups run at once.
+        if codec.codec.mean_rope().is_some() { tiling.aiming_at(1536) } else { tiling }
     }
 
     /// What is coded, the sinks, and what is recent, of every sequence.

@@ -88,7 +88,8 @@ pub(super) struct ScoresParams {
     pub(super) offset: u32,
     pub(super) pitch: u32,
     pub(super) column: u32,
-    pub(super) padding: [u32; 2],
+    pub(super) fast_pairs: u32,
+    pub(super) padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -102,5 +103,5 @@ pub(super) struct AttendParams {
     pub(super) value_scales_at: u32,
     pub(super) block: u32,
     pub(super) units: u32,
-    pub(super) padding: u32,
+    pub(super) fast_pairs: u32,
 }

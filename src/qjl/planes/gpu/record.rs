@@ -367,7 +367,8 @@ impl Ops {
                 offset,
                 pitch: index32(place.pitch)?,
                 column: index32(place.column)?,
-                padding: [0; 2],
+                fast_pairs: positions.angles.fast_pairs,
+                padding: 0,
             },
             buffers: &[
                 Window::whole(sketches),
@@ -403,7 +404,7 @@ impl Ops {
                 value_scales_at: index32(values.scales_at)?,
                 block: codec.codec.block().unwrap_or(1) as u32,
                 units: index32(pass.units)?,
-                padding: 0,
+                fast_pairs: positions.angles.fast_pairs,
             },
             buffers: &[
                 Window::whole(sketches),
