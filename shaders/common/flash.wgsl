@@ -178,10 +178,14 @@ fn partial_base(row: u32, split: u32) -> u32 {
     return (row * params.attention.all_splits + params.attention.first_split + split) * (1u + VALUE_FOURS);
 }
 
-// Largest logit and sum of what another store of the same query has left there; zeros where none may have.
-fn partial_before(row: u32, split: u32) -> vec2<f32> {
-    let before = partials[min(partial_base(row, split), arrayLength(&partials) - 1u)].xy;
-    return select(vec2<f32>(), before, params.attention.adds == 1u);
+// Largest logit and sum of what another store of the same query has left there; zeros where none may have. In the place of a row that
+// does not exist another workgroup may leave its own.
+fn partial_before(row: u32, split: u32, exists: bool) -> vec2<f32> {
+    var before = vec2<f32>();
+    if (exists && params.attention.adds == 1u) {
+        before = partials[min(partial_base(row, split), arrayLength(&partials) - 1u)].xy;
+    }
+    return before;
 }
 
 // The sum over streams of four channels, in the lanes of the first.
@@ -269,13 +273,13 @@ fn flash_attend(index: u32, lane: u32) {
     let second = mat4x4<f32>(over_streams(high[0], lane), over_streams(high[1], lane), over_streams(high[2], lane),
                              over_streams(high[3], lane));
     let rows = four.rows;
-    let a = partial_before(rows.x, split);
-    let b = partial_before(rows.y, split);
-    let c = partial_before(rows.z, split);
-    let d = partial_before(rows.w, split);
+    let exist = four.exist & vec4<bool>(index < params.units * params.attention.splits);
+    let a = partial_before(rows.x, split, exist.x);
+    let b = partial_before(rows.y, split, exist.y);
+    let c = partial_before(rows.z, split, exist.z);
+    let d = partial_before(rows.w, split, exist.w);
     storageBarrier();
     workgroupBarrier();
-    let exist = four.exist & vec4<bool>(index < params.units * params.attention.splits);
     store_row(RowFound(rows.x, exist.x, largest.x, sum.x, a), split, first[0], second[0], lane);
     store_row(RowFound(rows.y, exist.y, largest.y, sum.y, b), split, first[1], second[1], lane);
     store_row(RowFound(rows.z, exist.z, largest.z, sum.z, c), split, first[2], second[2], lane);

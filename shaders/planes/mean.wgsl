@@ -34,24 +34,21 @@ fn position_of(kv_head: u32, token: u32) -> u32 {
 
 // Before each tile, between barriers.
 fn load_mean(first: u32, tile: u32, lane: u32) {
-    if (MEAN_STAYS || CENTRING == UNCENTRED) {
-        return;
-    }
-    if (!mean_turns()) {
+    if (mean_turns()) {
+        for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
+            let turn = angle(params.attention.position + tile + TILE_TOKENS / 2u, pair);
+            let a = sketch(first + MEAN_AT + pair);
+            let b = sketch(first + MEAN_AT + PAIRS + pair);
+            mean_query[pair] = a * turn.x + b * turn.y;
+            mean_query[PAIRS + pair] = b * turn.x - a * turn.y;
+        }
+        workgroupBarrier();
+        load_slow(lane);
+    } else if (!MEAN_STAYS && CENTRING != UNCENTRED) {
         for (var i = lane; i < MEAN_ROWS; i += WORKGROUP) {
             mean_query[i] = sketch(first + MEAN_AT + i);
         }
-        return;
     }
-    for (var pair = lane; pair < PAIRS; pair += WORKGROUP) {
-        let turn = angle(params.attention.position + tile + TILE_TOKENS / 2u, pair);
-        let a = sketch(first + MEAN_AT + pair);
-        let b = sketch(first + MEAN_AT + PAIRS + pair);
-        mean_query[pair] = a * turn.x + b * turn.y;
-        mean_query[PAIRS + pair] = b * turn.x - a * turn.y;
-    }
-    workgroupBarrier();
-    load_slow(lane);
 }
 
 // The polynomial of the slow pairs: coefficient k is the sum over them of A where k is even, else B, times a factor that the host
