@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("qjl_cache_attends_as_its_host_form", host_form),
     ("qjl_cache_goes_on_bit_for_bit_when_loaded", resumes),
     ("qjl_cache_forgets_positions_that_were_trimmed", trimmed_positions),
+    ("qjl_cache_takes_forks_of_one_block_from_the_host", uploaded_forks),
     ("qjl_cache_of_many_blocks_attends_many_queries", many_queries),
     ("qjl_cache_fits_the_bindings_of_its_device", small_bindings),
 ];
@@ -296,6 +297,30 @@ fn trimmed_positions(gpu: &Gpu) -> kvfold::Result<()> {
     assert!(apart(&had, &want) <= 1e-5, "{}", apart(&had, &want));
     let (had, want) = (device.scores(0, &queries)?, host.scores(0, &queries.view())?);
     assert!(apart(&had, &want) <= 1e-5, "scores: {}", apart(&had, &want));
+    Ok(())
+}
+
+/// Forks on the host share a block whose positions break off; the one that is trimmed to before the break comes first.
+fn uploaded_forks(gpu: &Gpu) -> kvfold::Result<()> {
+    let layer = LayerShape::new(2, 64, DType::F16);
+    let options = CacheOptions::default().rope(Rope::from_theta(64, 64, 10_000.0, RopeLayout::HalfSplit)?);
+    let mut random = Random(10);
+    let mut host = CpuQjlCache::new(&[layer], 1, options)?;
+    for (tokens, from) in [(150, None), (150, Some(vec![9000]))] {
+        let batch = batch(&mut random, layer, [1, tokens]);
+        let (keys, values) = (batch.keys.view(), batch.values.view());
+        let mut step = Step::new(&keys, &values).counts(&batch.counts);
+        step.positions = from.as_deref().map(Positions::Start);
+        host.append(0, &step)?;
+        host.settle()?;
+    }
+    host.fork(0)?;
+    host.trim(0, 140)?;
+    let mut device = Device { gpu, cache: QjlCache::upload(gpu, &host)? };
+    let queries = queries(&mut random, layer, 2);
+    let options = AttendOptions::default();
+    let (had, want) = (device.attend(0, &queries, &options)?, host.attend(0, &queries.view(), &options)?);
+    assert!(apart(&had, &want) <= 1e-5, "{}", apart(&had, &want));
     Ok(())
 }
 

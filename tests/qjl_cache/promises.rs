@@ -63,6 +63,26 @@ fn balanced_holds_what_it_claims() {
 }
 
 #[test]
+fn a_long_prompt_trimmed_to_its_start_is_loaded() {
+    let layer = LayerShape::new(1, 64, DType::F16);
+    let mut random = Random(3);
+    let some = rows(&mut random, 1, 4096, 64);
+    let all = |tensor: &Tensor| {
+        let bytes = tensor.view().row_bytes(0, 0, 0).len() * 4096;
+        let bytes: Vec<u8> = tensor.bytes()[..bytes].iter().copied().cycle().take(32 * bytes).collect();
+        Tensor::new(bytes, DType::F16, Shape { tokens: 32 * 4096, ..tensor.shape() }).unwrap()
+    };
+    let prompt = all(&some);
+    let mut cache = CpuQjlCache::new(&[layer], 1, CacheOptions::default().rope(rope())).unwrap();
+    append(&mut cache, 0, [&prompt; 3]);
+    cache.commit().unwrap();
+    cache.trim(0, 40).unwrap();
+    let saved = cache.save().unwrap();
+    assert!(cache.bytes() > 256 * saved.len() as u64, "{} and {}", cache.bytes(), saved.len());
+    assert_eq!(CpuQjlCache::load(&saved).unwrap().save().unwrap(), saved);
+}
+
+#[test]
 fn chunks_leave_what_the_whole_leaves() {
     let layer = LayerShape::new(2, 64, DType::F16);
     let mut random = Random(2);

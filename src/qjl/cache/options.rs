@@ -108,14 +108,14 @@ impl Coding {
     /// Bytes of a coded key or value of one head, whichever is more, at the most.
     pub(crate) fn most_row_bytes(&self, layer: &LayerShape) -> usize {
         let [key_dim, value_dim] = layer.dims();
-        let bytes = match self {
+        match self {
             Self::Planes(options) => options.most_row_bytes(key_dim, value_dim),
             Self::Sketch(options) => {
                 let sketch_dim = options.sketch_dim(key_dim).unwrap_or(MAX_SKETCH_DIM);
-                (4 * sketch_dim.div_ceil(32)).max(value_dim.next_multiple_of(4))
+                // Two scalars at the most.
+                (4 * sketch_dim.div_ceil(32)).max(value_dim.next_multiple_of(4)) + 4
             }
-        };
-        bytes + 4
+        }
     }
 
     /// Tokens that are coded together: of a page, and at the least.
@@ -155,7 +155,8 @@ pub struct CacheOptions {
     /// Whether the first tokens that stay raw never leave, and no sliding window hides them
     /// ([`AttendOptions::window`](crate::attention::AttendOptions::window)).
     pub pin_sinks: bool,
-    /// Whether `append` may not allocate: it then says [`Error::Capacity`] where nothing was reserved.
+    /// Whether `append` may not allocate, but for a block that forks share: it then says [`Error::Capacity`] where nothing was
+    /// reserved. Coding makes blocks all the same.
     pub fixed: bool,
 }
 

@@ -47,6 +47,8 @@ impl Rules {
             layers.iter().map(|layer| layer.kv_heads * options.coding.most_row_bytes(layer)).max();
         let page_bytes = (page * row_bytes.unwrap_or(1).max(1)) as u64;
         let most = match (block_bytes.min(MAX_BLOCK_BYTES) / page_bytes) as usize {
+            // A host binds nothing.
+            0 if block_bytes == u64::MAX => page,
             0 => {
                 return Err(Error::Limit {
                     what: "bytes of one binding",

@@ -169,18 +169,23 @@ impl PlanesOptions {
     /// Bytes of a coded key or value, whichever is more, at the most: codes in whole groups, scalars, and a token's share of a
     /// block mean.
     pub(in crate::qjl) fn most_row_bytes(&self, key_dim: usize, value_dim: usize) -> usize {
-        let (lo, groups) = (self.planes_lo.unwrap_or(0), key_dim.div_ceil(32));
-        // Halves begin groups of their own; below 16 channels there is no split, and three bits at the least.
-        let (planes, groups) = if self.planes_lo.is_some() {
-            (self.planes_hi.max(lo).max(3), groups + 1)
-        } else {
-            (self.planes_hi, groups)
+        let words = |hi: usize, planes: u8, lo: u8| {
+            usize::from(planes) * hi.div_ceil(32) + usize::from(lo) * (key_dim - hi).div_ceil(32)
+        };
+        let words = match self.planes_lo {
+            None => words(key_dim, self.planes_hi, 0),
+            Some(_) if key_dim < MIN_SPLIT_DIM => words(key_dim, self.planes_hi.max(LEAST_UNIFORM), 0),
+            // RoPE keeps pairs together: CodeLayout::keys.
+            Some(lo) => {
+                let halves = [key_dim.div_ceil(2), 2 * (key_dim / 2).div_ceil(2)];
+                halves.map(|hi| words(hi, self.planes_hi, lo)).into_iter().max().unwrap_or(0)
+            }
         };
         let mean = match self.centring {
             Centring::BlockMean(block) => (2 * key_dim + 2).div_ceil(block.max(1) as usize),
             _ => 0,
         };
-        let key = 4 * usize::from(planes) * groups + 4 + mean;
+        let key = 4 * words + if self.planes_lo.is_some() { 4 } else { 2 } + mean;
         key.max(usize::from(self.value_planes) * value_dim.div_ceil(4).div_ceil(2) + 2)
     }
 

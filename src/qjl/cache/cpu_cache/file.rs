@@ -124,7 +124,9 @@ fn put_track(
         put_tables(tensors, prefix, tables);
     }
     let energies = &track.extra.energies;
-    if !energies.is_empty() {
+    // Energies of no query are as none.
+    let has_energies = energies.iter().any(|energy| energy.count > 0.0);
+    if has_energies {
         let numbers = energies.iter().flat_map(|energy| {
             let sums = (0..shape.key_dim).map(|c| energy.sums.get(c).copied().unwrap_or(0.0));
             sums.chain([energy.count])
@@ -140,7 +142,7 @@ fn put_track(
         coded: track.coded.iter().map(|block| [block.start, block.tokens, block.capacity]).collect(),
         tail,
         tables: track.extra.tables.is_some(),
-        energies: !energies.is_empty(),
+        energies: has_energies,
     })
 }
 

@@ -22,9 +22,9 @@ use crate::qjl::{Counts, Projection};
 use crate::store::tensors::{Reader, Tensors, check_version, digest, required};
 use crate::tensor::{Shape, TensorView};
 
-/// A loaded cache may take this many times the bytes of its file, or so many bytes, before it is refused: what trimmed blocks
-/// leave empty is far less.
-const MAX_GROWTH: usize = 1024;
+/// A loaded cache may take this many times the bytes of its file, or so many bytes, before it is refused: trimmed to a page, the
+/// largest block of a layer leaves less empty beside its file's tables.
+const MAX_GROWTH: usize = 4096;
 const SMALL: usize = 1 << 24;
 
 pub(super) fn from_bytes(bytes: &[u8]) -> Result<CpuQjlCache> {
@@ -128,7 +128,9 @@ fn check_growth(head: &Head, bytes: usize) -> Result<()> {
             let raw = raw.fold(0usize, |sum, &[_, capacity]| sum.saturating_add(capacity));
             let room = track.coded.iter().map(|&[.., capacity]| capacity);
             let coded = room.fold(0usize, usize::saturating_add);
-            need = need.saturating_add(raw.saturating_add(coded).saturating_mul(layer.token_bytes()));
+            let coded_bytes = 2 * layer.kv_heads * head.coding.most_row_bytes(layer);
+            need = need.saturating_add(raw.saturating_mul(layer.token_bytes()));
+            need = need.saturating_add(coded.saturating_mul(coded_bytes));
         }
     }
     if need <= most {

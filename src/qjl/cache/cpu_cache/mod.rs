@@ -157,7 +157,8 @@ impl CpuQjlCache {
     }
 
     /// Makes room for `tokens` more tokens of a sequence in every layer. A [fixed](CacheOptions::fixed) cache takes no rows beyond
-    /// it. Room that was reserved stays until it is used, or given back by [`clear`](Self::clear); files do not remember it.
+    /// it. Room that was reserved stays until it is used, or given back by [`clear`](Self::clear) or a trim into coded rows; files do
+    /// not remember it.
     ///
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) when there is no such sequence, [`Error::Limit`](crate::Error::Limit) when it would

@@ -195,7 +195,7 @@ impl QjlCache {
 
     /// Makes room for `tokens` more tokens of a sequence in every layer, and waits until the device has said that it has it: in a
     /// browser out of memory is known late. A [fixed](CacheOptions::fixed) cache takes no rows beyond it. Room that was reserved
-    /// stays until it is used, or given back by [`clear`](Self::clear); files do not remember it.
+    /// stays until it is used, or given back by [`clear`](Self::clear) or a trim into coded rows; files do not remember it.
     ///
     /// # Errors
     /// [`Error::Range`] when there is no such sequence, [`Error::Overflow`], [`Error::Limit`], [`Error::OutOfMemory`]; nothing is

@@ -262,7 +262,8 @@ impl Arrived {
 #[derive(Default)]
 struct Uploaded {
     raw: Shared<Arc<RawBlock>>,
-    codes: Shared<Arc<DeviceCodes>>,
+    /// By place, and whether the tokens' positions follow each other: of forks one may have been trimmed to where they do.
+    codes: BTreeMap<(usize, bool), Arc<DeviceCodes>>,
     tables: Shared<Arc<TableBuffer>>,
 }
 
@@ -291,12 +292,12 @@ impl Uploaded {
             let tokens = block.start..block.end();
             let last = track.runs.of(tokens.clone()).into_iter().max().unwrap_or(0);
             cache.grow(layer, last)?;
-            let codes = match self.codes.get(&place(&block.codes)) {
-                Some(codes) => Arc::clone(codes),
-                None => {
-                    let consecutive = track.runs.are_consecutive(&tokens);
+            let consecutive = track.runs.are_consecutive(&tokens);
+            let codes = match self.codes.entry((place(&block.codes), consecutive)) {
+                Entry::Occupied(slot) => Arc::clone(slot.get()),
+                Entry::Vacant(slot) => {
                     let codes = DeviceCodes::upload(&gpu, &block.codes, consecutive, cache.status())?;
-                    self.codes.entry(place(&block.codes)).or_insert(Arc::new(codes)).clone()
+                    Arc::clone(slot.insert(Arc::new(codes)))
                 }
             };
             coded.push(Coded { start: block.start, tokens: block.tokens, capacity: block.capacity, codes });
