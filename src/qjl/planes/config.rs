@@ -169,24 +169,14 @@ impl PlanesOptions {
     /// Bytes of a coded key or value, whichever is more, at the most: codes in whole groups, scalars, and a token's share of a
     /// block mean.
     pub(in crate::qjl) fn most_row_bytes(&self, key_dim: usize, value_dim: usize) -> usize {
-        let words = |hi: usize, planes: u8, lo: u8| {
-            usize::from(planes) * hi.div_ceil(32) + usize::from(lo) * (key_dim - hi).div_ceil(32)
-        };
-        let words = match self.planes_lo {
-            None => words(key_dim, self.planes_hi, 0),
-            Some(_) if key_dim < MIN_SPLIT_DIM => words(key_dim, self.planes_hi.max(LEAST_UNIFORM), 0),
-            // RoPE keeps pairs together: CodeLayout::keys.
-            Some(lo) => {
-                let halves = [key_dim.div_ceil(2), 2 * (key_dim / 2).div_ceil(2)];
-                halves.map(|hi| words(hi, self.planes_hi, lo)).into_iter().max().unwrap_or(0)
-            }
-        };
+        let key = [false, true].map(|paired| CodeLayout::of_keys(self, key_dim, paired).grouped_bytes());
         let mean = match self.centring {
             Centring::BlockMean(block) => (2 * key_dim + 2).div_ceil(block.max(1) as usize),
             _ => 0,
         };
-        let key = 4 * words + if self.planes_lo.is_some() { 4 } else { 2 } + mean;
-        key.max(usize::from(self.value_planes) * value_dim.div_ceil(4).div_ceil(2) + 2)
+        // Values are grouped along tokens, four channels side by side.
+        let value = usize::from(self.value_planes) * value_dim.div_ceil(4).div_ceil(2) + 2;
+        value.max(key.into_iter().max().unwrap_or(0) + mean)
     }
 
     /// Sets the bits of the half of a key's channels that matters most, and of the other.
@@ -304,12 +294,16 @@ impl CodeLayout {
     /// else `ceil(head_dim / 2)` channels.
     #[must_use]
     pub fn keys(options: &PlanesOptions, head_dim: usize, rope: Option<&Rope>) -> Self {
+        Self::of_keys(options, head_dim, rope.is_some_and(|rope| rope.rotary_dim() == head_dim))
+    }
+
+    /// The layout of keys all of whose channels RoPE turns in pairs, or not.
+    fn of_keys(options: &PlanesOptions, head_dim: usize, paired: bool) -> Self {
         let all = |planes| Self::uniform(head_dim, planes);
         let Some(lo) = options.planes_lo else { return all(options.planes_hi) };
         if head_dim < MIN_SPLIT_DIM {
             return all(options.planes_hi.max(LEAST_UNIFORM));
         }
-        let paired = rope.is_some_and(|rope| rope.rotary_dim() == head_dim);
         let hi = if paired { 2 * (head_dim / 2).div_ceil(2) } else { head_dim.div_ceil(2) };
         let segments = vec![
             Segment { channels: hi, planes: options.planes_hi },
@@ -322,6 +316,12 @@ impl CodeLayout {
     #[must_use]
     pub fn values(options: &PlanesOptions, head_dim: usize) -> Self {
         Self::uniform(head_dim, options.value_planes)
+    }
+
+    /// Bytes of a row as attention reads it: codes in groups of 32 channels, and scalars.
+    fn grouped_bytes(&self) -> usize {
+        let coded = self.segments.iter().filter(|segment| segment.planes > 0);
+        coded.map(|segment| 4 * usize::from(segment.planes) * segment.channels.div_ceil(32) + 2).sum()
     }
 
     /// One segment.

@@ -1,5 +1,6 @@
 //! Sign planes on the GPU. `record.rs` records the kernels of `shaders/planes/`.
 
+mod angles;
 mod buffers;
 mod params;
 mod record;
@@ -7,7 +8,7 @@ mod rotations;
 mod tiles;
 mod variants;
 
-pub(in crate::qjl) use buffers::Angles;
+pub(in crate::qjl) use angles::Angles;
 pub use buffers::{PlaneBuffer, PositionBuffer, TableBuffer};
 pub(in crate::qjl) use record::Coding;
 pub use rotations::CodecBuffer;
