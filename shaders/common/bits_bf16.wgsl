@@ -14,3 +14,8 @@ fn round_to_bits(x: f32) -> u32 {
     }
     return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
 }
+
+// Two neighbouring elements.
+fn round_to_word(numbers: vec2<f32>) -> u32 {
+    return round_to_bits(numbers.x) | (round_to_bits(numbers.y) << 16u);
+}

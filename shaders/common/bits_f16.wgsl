@@ -10,3 +10,8 @@ fn round_to_bits(x: f32) -> u32 {
     // Clamped, since a number beyond the type has no defined f16.
     return pack2x16float(vec2<f32>(clamp(x, -65504.0, 65504.0), 0.0)) & 0xffffu;
 }
+
+// Two neighbouring elements.
+fn round_to_word(numbers: vec2<f32>) -> u32 {
+    return pack2x16float(clamp(numbers, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
+}

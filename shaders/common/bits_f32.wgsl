@@ -9,3 +9,8 @@ fn element_bits(word: u32, element_index: u32) -> u32 {
 fn round_to_bits(x: f32) -> u32 {
     return bitcast<u32>(x);
 }
+
+// The first of two neighbouring elements, which 16-bit types have in one word.
+fn round_to_word(numbers: vec2<f32>) -> u32 {
+    return bitcast<u32>(numbers.x);
+}

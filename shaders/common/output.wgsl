@@ -1,18 +1,6 @@
 // Writing a host's tensor by whole 32-bit words. The kernel declares `output`, `params.view` and
 // `row_bits(row, channel)`, the bits of one number of its result.
 
-struct Output {
-    words: u32,
-    rows: u32,
-    tokens: u32,
-    heads: u32,
-    // Elements from one row to the next in the order in which words are counted, and whether the tensor has no gaps.
-    pitch: u32,
-    contiguous: u32,
-    // Offset of the first element, then batch, head and token strides.
-    place: vec4<u32>,
-}
-
 fn output_word(word: u32) -> u32 {
     let view = params.view;
     if (view.contiguous == 1u) {

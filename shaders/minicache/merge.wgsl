@@ -1,4 +1,5 @@
-// Folds a pair into a store: writes the page table, and slots, magnitudes and side rows where it says. One invocation per channel pair of a row.
+// Folds a pair into a store: writes the page table, and slots, magnitudes and side rows where it says. One invocation per
+// unit of channels of a row, a pair or eight of them, as merge_pairs.wgsl and merge_eights.wgsl bind the layers and the store.
 // Twin: minicache::cpu::merge.
 
 struct Params {
@@ -12,35 +13,14 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> lower: array<u32>;
-@group(0) @binding(2) var<storage, read> upper: array<u32>;
 @group(0) @binding(3) var<storage, read> rows: array<Row>;
 @group(0) @binding(4) var<storage, read> pages: array<Page>;
-@group(0) @binding(5) var<storage, read_write> store: array<u32>;
+
+// Workgroups of a page.
+const PARTS: u32 = (PAGE * UNITS + WORKGROUP - 1u) / WORKGROUP;
 
 fn row_start(view: vec4<u32>, head: u32, token: u32) -> u32 {
     return view.x + (head / params.heads) * view.y + (head % params.heads) * view.z + token * view.w;
-}
-
-// Bits of a channel, 0 past the row's end.
-fn lower_bits(start: u32, channel: u32) -> u32 {
-    let at = start + min(channel, HEAD_DIM - 1u);
-    return select(0u, element_bits(lower[word_index(at)], at), channel < HEAD_DIM);
-}
-
-fn upper_bits(start: u32, channel: u32) -> u32 {
-    let at = start + min(channel, HEAD_DIM - 1u);
-    return select(0u, element_bits(upper[word_index(at)], at), channel < HEAD_DIM);
-}
-
-fn lower_number(start: u32, channel: u32) -> f32 {
-    let at = start + min(channel, HEAD_DIM - 1u);
-    return select(0.0, element(lower[word_index(at)], at), channel < HEAD_DIM);
-}
-
-fn upper_number(start: u32, channel: u32) -> f32 {
-    let at = start + min(channel, HEAD_DIM - 1u);
-    return select(0.0, element(upper[word_index(at)], at), channel < HEAD_DIM);
 }
 
 // The f16 of a raw bf16 or f32 by its bits, as the twin rounds it: infinite from 65520 on, NaN kept; pack2x16float promises
@@ -67,81 +47,71 @@ fn ratio_bits(page: Page, row: u32, rows_in_page: u32, first: u32) -> u32 {
     return pack2x16float(vec2<f32>(ratio, 0.0)) & 0xffffu;
 }
 
-fn store_magnitudes(page: Page, row: u32, rows_in_page: u32, first: u32) {
-    let slot = page.slots + row;
-    if (MODE == SHARED) {
-        let found = rows[first + row];
-        let both = select(vec2<f32>(found.lower, found.upper), vec2<f32>(1.0), is_retained(page, row));
-        put(params.sections.magnitudes + slot, pack2x16float(clamp(both, vec2<f32>(), vec2<f32>(65504.0))));
-    }
-    // Two slots share a word; the even row writes for both.
-    if (MODE == ANCHOR && row % 2u == 0u) {
-        let high = ratio_bits(page, row + 1u, rows_in_page, first);
-        put(params.sections.magnitudes + slot / 2u, ratio_bits(page, row, rows_in_page, first) | (high << 16u));
-    }
+fn raw_f16_pair(elements: vec2<u32>) -> u32 {
+    return raw_f16(elements.x) | (raw_f16(elements.y) << 16u);
 }
 
-fn store_slot(page: Page, row: u32, pair: u32, found: Row, lower_start: u32, upper_start: u32) {
-    let slot = page.slots + row;
-    let channels = vec2<u32>(2u * pair, 2u * pair + 1u);
-    let raw = is_retained(page, row);
+// Words of the magnitudes of so many slots: one each in Shared, one for two in Anchor.
+fn magnitude_words(slots: u32) -> u32 {
+    return select(select(0u, (slots + 1u) / 2u, MODE == ANCHOR), slots, MODE == SHARED);
+}
+
+fn magnitude_word(page: Page, word: u32, rows_in_page: u32, first: u32) -> u32 {
     if (MODE == ANCHOR) {
-        let bits = vec2<u32>(lower_bits(lower_start, channels.x), lower_bits(lower_start, channels.y));
-        store_raw_slot(slot, pair, bits);
-        return;
+        let high = ratio_bits(page, 2u * word + 1u, rows_in_page, first);
+        return ratio_bits(page, 2u * word, rows_in_page, first) | (high << 16u);
     }
-    if (MODE == SHARED && raw) {
-        // Where the slot cannot hold the row's type both rows stand in the side, and the slot stays zero.
-        if (SIDE_PER_RETAINED < LAYERS) {
-            let bits = vec2<u32>(upper_bits(upper_start, channels.x), upper_bits(upper_start, channels.y));
-            store_raw_slot(slot, pair, bits);
-        }
-        return;
+    let norms = vec2<f32>(rows[first + word].lower, rows[first + word].upper);
+    let both = select(norms, vec2<f32>(1.0), is_retained(page, word));
+    return pack2x16float(clamp(both, vec2<f32>(), vec2<f32>(65504.0)));
+}
+
+fn store_slot(page: Page, row: u32, unit: u32, found: Row, lower: Channels, upper: Channels) {
+    let slot = page.slots + row;
+    if (MODE == ANCHOR) {
+        store_raw_slot(slot, unit, lower);
+    } else if (!is_retained(page, row)) {
+        let weights = vec2<f32>(found.weight_lower, found.weight_upper);
+        store_direction(slot, unit, weights, select(1.0, found.upper, MODE == COMPAT), lower, upper);
+    } else if (MODE == COMPAT && !SLOT_IS_INPUT) {
+        store_raw_f16(slot, unit, upper);
+    } else if (MODE == COMPAT || SIDE_PER_RETAINED < LAYERS) {
+        // Where a Shared slot cannot hold the row's type both rows stand in the side, and the slot stays zero.
+        store_raw_slot(slot, unit, upper);
     }
-    if (raw) {
-        let bits = vec2<u32>(upper_bits(upper_start, channels.x), upper_bits(upper_start, channels.y));
-        if (SLOT_IS_INPUT) {
-            store_raw_slot(slot, pair, bits);
-        } else {
-            put(params.sections.slots + slot * SLOT_WORDS + pair, raw_f16(bits.x) | (raw_f16(bits.y) << 16u));
-        }
-        return;
-    }
-    let upper_numbers = vec2<f32>(upper_number(upper_start, channels.x), upper_number(upper_start, channels.y));
-    let lower_numbers = vec2<f32>(lower_number(lower_start, channels.x), lower_number(lower_start, channels.y));
-    let direction = found.weight_lower * lower_numbers + found.weight_upper * upper_numbers;
-    store_f16_slot(slot, pair, select(direction, found.upper * direction, MODE == COMPAT));
 }
 
 @compute @workgroup_size(WORKGROUP)
 fn merge(place: Place, id: Invocation) {
-    let index = linear_workgroup(place) * WORKGROUP + id.local_index;
-    let pair = index % PAIRS;
-    let row = (index / PAIRS) % PAGE;
-    let page_index = index / PAIRS / PAGE;
+    let index = (linear_workgroup(place) % PARTS) * WORKGROUP + id.local_index;
+    let page_index = linear_workgroup(place) / PARTS;
+    let unit = index % UNITS;
+    let row = index / UNITS;
     let first_token = (page_index % params.pages_per_head) * PAGE;
-    if (page_index >= params.pages || first_token + row >= params.tokens) {
+    let rows_in_page = min(PAGE, params.tokens - first_token);
+    if (page_index >= params.pages || row >= rows_in_page) {
         return;
     }
+    let head = page_index / params.pages_per_head;
+    let first = head * params.tokens + first_token;
     let page = pages[page_index];
-    if (row == 0u && pair == 0u) {
+    let side = vec2<u32>(side_row(page, row, rows_in_page, LOWER), side_row(page, row, rows_in_page, UPPER));
+    let lower = lower_channels(row_start(params.lower, head, first_token + row), unit);
+    // Of Anchor's merged rows the lower one is all that is kept.
+    var upper = Channels();
+    if (MODE != ANCHOR || side.y != NOWHERE) {
+        upper = upper_channels(row_start(params.upper, head, first_token + row), unit);
+    }
+    if (row == 0u && unit == 0u) {
         put_page(page_index, page);
     }
-    let head = page_index / params.pages_per_head;
-    let rows_in_page = min(PAGE, params.tokens - first_token);
-    let first = head * params.tokens + first_token;
-    let lower_start = row_start(params.lower, head, first_token + row);
-    let upper_start = row_start(params.upper, head, first_token + row);
-    let channels = vec2<u32>(2u * pair, 2u * pair + 1u);
-    store_side(side_row(page, row, rows_in_page, LOWER), pair,
-               vec2<u32>(lower_bits(lower_start, channels.x), lower_bits(lower_start, channels.y)));
-    store_side(side_row(page, row, rows_in_page, UPPER), pair,
-               vec2<u32>(upper_bits(upper_start, channels.x), upper_bits(upper_start, channels.y)));
+    store_side(side.x, unit, lower);
+    store_side(side.y, unit, upper);
     if (page.slots == RAW) {
         return;
     }
-    store_slot(page, row, pair, rows[first + row], lower_start, upper_start);
-    if (pair == 0u) {
-        store_magnitudes(page, row, rows_in_page, first);
+    store_slot(page, row, unit, rows[first + row], lower, upper);
+    if (unit == 0u) {
+        put_magnitudes(page, row, rows_in_page, first);
     }
 }

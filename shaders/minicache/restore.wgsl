@@ -1,5 +1,5 @@
 // Restores one layer of a folded pair: raw rows bit for bit, merged rows as magnitude times direction. One invocation per
-// 32-bit word of the output. Twin: minicache::cpu::restore.
+// 32-bit word of the output, or per eight channels, as restore_words.wgsl and restore_eights.wgsl bind store and output. Twin: minicache::cpu::restore.
 
 struct Params {
     view: Output,
@@ -11,45 +11,24 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> store: array<u32>;
-@group(0) @binding(2) var<storage, read_write> output: array<u32>;
-
 fn page_at(index: u32) -> Page {
     let entry = params.sections.pages + 3u * index;
-    return Page(store[entry], store[entry + 1u], store[entry + 2u]);
+    return Page(stored_word(entry), stored_word(entry + 1u), stored_word(entry + 2u));
 }
 
 fn half_magnitude(index: u32) -> f32 {
-    let both = unpack2x16float(store[params.sections.magnitudes + (index >> 1u)]);
+    let both = unpack2x16float(stored_word(params.sections.magnitudes + (index >> 1u)));
     return select(both.x, both.y, (index & 1u) == 1u);
 }
 
-fn slot_number(row: u32, channel: u32) -> f32 {
-    if (SLOT_IS_INPUT) {
-        return element(store[row + channel / ELEMENTS], channel);
-    }
-    let both = unpack2x16float(store[row + channel / 2u]);
-    return select(both.x, both.y, (channel & 1u) == 1u);
-}
-
-fn row_bits(row: u32, channel: u32) -> u32 {
-    let head = row / params.view.tokens;
-    let token = row % params.view.tokens;
+fn row_of(head: u32, token: u32) -> Stored {
     let page = page_at(head * params.pages_per_head + token / PAGE);
     let local = token % PAGE;
     let rows_in_page = min(PAGE, params.stored - (token - local));
-    let found = stored_row(page, local, rows_in_page, params.sections, vec2<u32>(SLOT_WORDS, SIDE_WORDS));
-    if (found.raw) {
-        return element_bits(store[found.word + channel / ELEMENTS], channel);
-    }
-    let number = slot_number(found.word, channel);
-    if (found.magnitude == NOWHERE) {
-        return round_to_bits(number);
-    }
-    return round_to_bits(half_magnitude(found.magnitude) * number);
+    return stored_row(page, local, rows_in_page, params.sections, vec2<u32>(SLOT_WORDS, SIDE_WORDS));
 }
 
 @compute @workgroup_size(WORKGROUP)
 fn restore(place: Place, id: Invocation) {
-    store_word(linear_workgroup(place) * WORKGROUP + id.local_index);
+    restore_part(linear_workgroup(place), id.local_index);
 }

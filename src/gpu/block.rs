@@ -143,7 +143,7 @@ struct AppendParams {
 }
 
 fn append_variant(dim: usize, dtype: DType) -> Variant {
-    let modules = [Module::Load(dtype), Module::Bits(dtype), Module::Output];
+    let modules = [Module::Load(dtype), Module::Bits(dtype), Module::OutputParams, Module::Output];
     Variant::new(Kernel::Append, &modules, &[Const::U32("HEAD_DIM", dim as u32)])
 }
 

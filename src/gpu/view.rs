@@ -62,6 +62,13 @@ pub(crate) struct OutputParams {
     layout: [u32; 4],
 }
 
+impl OutputParams {
+    /// Whether every row starts at 16 bytes, as elements of `dtype` do.
+    pub(crate) fn start_at_vectors(&self, dtype: DType) -> bool {
+        start_at_vectors(self.layout, dtype)
+    }
+}
+
 impl KvView {
     /// A contiguous tensor at the start of `buffer`.
     #[must_use]
@@ -159,8 +166,7 @@ impl KvView {
                 || Error::Limit { what: "32-bit element index", need: number, have: u64::from(u32::MAX) };
             *slot = if used { u32::try_from(number).map_err(|_| limit())? } else { 0 };
         }
-        let per_vector = (16 / size) as u32;
-        let vectors = self.shape.dim.is_multiple_of(8) && layout.iter().all(|n| n.is_multiple_of(per_vector));
+        let vectors = self.shape.dim.is_multiple_of(8) && start_at_vectors(layout, self.dtype);
         Ok(BoundView { window, layout, paired, vectors })
     }
 
@@ -235,6 +241,11 @@ impl KvView {
             have: format!("offset {}, strides {strides:?}", self.offset),
         })
     }
+}
+
+/// Whether an offset and strides are of whole vec4s.
+fn start_at_vectors(layout: [u32; 4], dtype: DType) -> bool {
+    layout.iter().all(|n| n.is_multiple_of((16 / dtype.size()) as u32))
 }
 
 /// A number that a kernel keeps in 32 bits.

@@ -292,6 +292,14 @@ pub struct Sections {
     pub side: u32,
 }
 
+impl Sections {
+    /// Whether each begins at a whole vec4; rows of whole vec4s then do as well.
+    #[cfg(feature = "gpu")]
+    pub(crate) const fn start_at_vectors(&self) -> bool {
+        (self.pages | self.slots | self.magnitudes | self.side) % 4 == 0
+    }
+}
+
 /// A folded pair on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folded {

@@ -102,7 +102,7 @@ pub(super) fn combine_variant(value_dim: usize, dtype: DType, sinks: bool) -> Va
         Const::U32("HEAD_DIM", value_dim as u32),
         Const::U32("PARTIAL_STRIDE", partial_stride(value_dim)),
     ];
-    Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::Output], &constants)
+    Variant::new(Kernel::Combine, &[Module::Bits(dtype), Module::OutputParams, Module::Output], &constants)
 }
 
 pub(super) fn join_variant(value_dim: usize) -> Variant {

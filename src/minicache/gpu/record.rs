@@ -257,16 +257,22 @@ impl Ops {
     ) -> Result<()> {
         let (layout, Some(store)) = (folded.layout, &folded.store) else { return Ok(()) };
         let (lower, upper) = bind_pair(lower, upper, &self.gpu)?;
-        let variant = store_variant(Kernel::Merge, &layout);
+        let sections = folded.totals.sections(&layout);
+        // Eights of rows have whole vec4s of magnitudes, and their places in other pages' too.
+        let vectors = lower.vectors
+            && upper.vectors
+            && sections.start_at_vectors()
+            && layout.shape.tokens.is_multiple_of(8);
+        let variant = store_variant(Kernel::Merge, &layout, vectors);
         recording.add(Dispatch {
-            workgroups: channel_pairs(&layout).div_ceil(u64::from(variant.workgroup())),
+            workgroups: layout.pages() as u64 * page_parts(&layout, vectors, &variant),
             variant,
             params: MergeParams {
                 pages: layout.pages() as u32,
                 pages_per_head: layout.pages_per_head() as u32,
                 tokens: layout.shape.tokens as u32,
                 heads: layout.shape.heads as u32,
-                sections: folded.totals.sections(&layout),
+                sections,
                 lower: lower.layout,
                 upper: upper.layout,
             },
@@ -290,7 +296,7 @@ impl Ops {
     ) -> Result<()> {
         let (layout, Some(store)) = (folded.layout, &folded.store) else { return Ok(()) };
         let source = layers.bind("layers of a group", ViewUse::Read, &self.gpu)?;
-        let variant = store_variant(Kernel::GroupMerge, &layout);
+        let variant = store_variant(Kernel::GroupMerge, &layout, false);
         recording.add(Dispatch {
             workgroups: channel_pairs(&layout).div_ceil(u64::from(variant.workgroup())),
             variant,
@@ -373,14 +379,22 @@ impl Ops {
         }
         let layout = folded.layout;
         let Some(store) = &folded.store else { return Ok(()) };
+        let shape = output.shape();
         let (output, view) = output.bind_output("restored layer", &self.gpu)?;
-        let variant = store_variant(Kernel::Restore, &layout);
+        let sections = folded.totals.sections(&layout);
+        let vectors =
+            shape.dim.is_multiple_of(8) && view.start_at_vectors(layout.dtype) && sections.start_at_vectors();
+        let variant = store_variant(Kernel::Restore, &layout, vectors);
+        let pages = (shape.batch * shape.heads * shape.tokens.div_ceil(PAGE)) as u64;
         recording.add(Dispatch {
-            workgroups: u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
+            workgroups: match vectors {
+                true => pages * page_parts(&layout, vectors, &variant),
+                false => u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
+            },
             variant,
             params: RestoreParams {
                 view,
-                sections: folded.totals.sections(&layout),
+                sections,
                 pages_per_head: layout.pages_per_head() as u32,
                 stored: layout.shape.tokens as u32,
                 layer: member as u32,
@@ -389,6 +403,12 @@ impl Ops {
             buffers: &[Window::whole(store), output],
         })
     }
+}
+
+/// Workgroups of a page, of whose rows an invocation takes eight channels or two.
+fn page_parts(layout: &Layout, vectors: bool, variant: &Variant) -> u64 {
+    let units = layout.shape.dim.div_ceil(if vectors { 8 } else { 2 });
+    ((PAGE * units) as u64).div_ceil(u64::from(variant.workgroup()))
 }
 
 /// Invocations of a kernel that takes a channel pair of a row each.

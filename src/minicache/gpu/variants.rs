@@ -85,8 +85,9 @@ pub(super) fn group_similarity_variant(layout: &Layout) -> Variant {
     Variant::new(Kernel::GroupSimilarity, &modules, &constants)
 }
 
-/// `merge`, `group_merge` and `restore`, which write and read a store.
-pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
+/// `merge`, `group_merge` and `restore`, which write and read a store; the first and the last by whole vec4s where rows and
+/// sections start at such ones.
+pub(super) fn store_variant(kernel: Kernel, layout: &Layout, vectors: bool) -> Variant {
     let [layers, side] = layer_constants(layout);
     let mut constants = vec![
         page_constant(),
@@ -100,6 +101,9 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
     ];
     if kernel == Kernel::GroupMerge {
         constants.push(Const::U32("MAGNITUDES", layout.magnitudes_per_slot() as u32));
+    } else {
+        // For the name alone, in which modules do not stand.
+        constants.push(Const::Bool("VECTORS", vectors));
     }
     let modules = [
         Module::Float,
@@ -108,12 +112,18 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout) -> Variant {
         Module::MiniCacheRow,
         Module::MiniCachePage,
     ];
-    let output: &[Module] = if kernel == Kernel::Restore {
-        &[Module::MiniCacheStored, Module::Output]
-    } else {
-        &[Module::MiniCacheWrite]
+    let access: &[Module] = match (kernel, vectors) {
+        (Kernel::Restore, false) => {
+            &[Module::MiniCacheStored, Module::OutputParams, Module::Output, Module::RestoreWords]
+        }
+        (Kernel::Restore, true) => {
+            &[Module::MiniCacheStored, Module::OutputParams, Module::MiniCacheEights, Module::RestoreEights]
+        }
+        (Kernel::Merge, true) => &[Module::MiniCacheEights, Module::MergeEights, Module::MiniCacheWrite],
+        (Kernel::Merge, false) => &[Module::MiniCacheWritePairs, Module::MergePairs, Module::MiniCacheWrite],
+        _ => &[Module::MiniCacheWritePairs, Module::MiniCacheWrite],
     };
-    Variant::new(kernel, &[&modules, output].concat(), &constants)
+    Variant::new(kernel, &[&modules, access].concat(), &constants)
 }
 
 pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) -> Variant {
@@ -230,6 +240,18 @@ fn widened<'a>(variant: &'a Variant, sizes: &[u32], dim: usize) -> impl Iterator
     listed_widths(sizes, dim).into_iter().map(|width| variant.clone().with_subgroups(width))
 }
 
+/// Whether vec4s are taken, as rows of this length allow.
+fn listed_vectors(dim: usize) -> impl Iterator<Item = bool> {
+    [false, true].into_iter().filter(move |vectors| !vectors || dim.is_multiple_of(8))
+}
+
+/// `merge` and `restore` of a pair.
+fn pair_store_variants(layout: &Layout) -> impl Iterator<Item = Variant> + use<'_> {
+    listed_vectors(layout.shape.dim).flat_map(|vectors| {
+        [Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, layout, vectors))
+    })
+}
+
 /// Every variant some adapter can take, for a selection of head dimensions.
 pub(crate) fn variants() -> Vec<Variant> {
     let modes = [Mode::Shared, Mode::Anchor, Mode::Compat];
@@ -242,12 +264,12 @@ pub(crate) fn variants() -> Vec<Variant> {
     {
         let shape = Shape { batch: 1, heads: 1, tokens: PAGE, dim };
         let layout = Layout { shape, dtype, mode, layers: 2, planes: None, apart: false };
-        variants.extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
+        variants.extend(pair_store_variants(&layout));
         variants.push(arrange_variant(&layout));
         for layers in [3, 8].into_iter().filter(|_| mode != Mode::Compat) {
             let layout = Layout { layers, ..layout };
-            variants
-                .extend([Kernel::GroupMerge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout)));
+            variants.push(store_variant(Kernel::GroupMerge, &layout, false));
+            variants.extend(listed_vectors(dim).map(|v| store_variant(Kernel::Restore, &layout, v)));
             variants.push(arrange_variant(&layout));
             variants.extend(widened(&group_similarity_variant(&layout), &[8, 32], dim));
         }
@@ -277,8 +299,7 @@ fn coded_variants(layout: Layout) -> Vec<Variant> {
             expand_variant(&layout, &rotation, planes.rounds),
             turn_variant(layout.dtype, &rotation, planes.rounds),
         ]);
-        variants
-            .extend([Kernel::Merge, Kernel::Restore].map(|kernel| store_variant(kernel, &layout.whole())));
+        variants.extend(pair_store_variants(&layout.whole()));
         variants.extend(widened(&similarity_variant(&layout, dim % 2 == 0), &[4, 8, 32], dim));
         for coded_values in [false, true] {
             variants.extend(widened(&attend_coded_variant(&layout, dim, coded_values), &[8, 32], dim));
