@@ -21,8 +21,7 @@ fn half_magnitude(index: u32) -> f32 {
     return select(both.x, both.y, (index & 1u) == 1u);
 }
 
-fn row_of(head: u32, token: u32) -> Stored {
-    let page = page_at(head * params.pages_per_head + token / PAGE);
+fn row_of(page: Page, token: u32) -> Stored {
     let local = token % PAGE;
     let rows_in_page = min(PAGE, params.stored - (token - local));
     return stored_row(page, local, rows_in_page, params.sections, vec2<u32>(SLOT_WORDS, SIDE_WORDS));

@@ -16,7 +16,9 @@ fn slot_number(row: u32, channel: u32) -> f32 {
 }
 
 fn row_bits(row: u32, channel: u32) -> u32 {
-    let found = row_of(row / params.view.tokens, row % params.view.tokens);
+    let token = row % params.view.tokens;
+    let page = page_at(row / params.view.tokens * params.pages_per_head + token / PAGE);
+    let found = row_of(page, token);
     if (found.raw) {
         return element_bits(store[found.word + channel / ELEMENTS], channel);
     }

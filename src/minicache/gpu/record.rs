@@ -385,12 +385,15 @@ impl Ops {
         let vectors =
             shape.dim.is_multiple_of(8) && view.start_at_vectors(layout.dtype) && sections.start_at_vectors();
         let variant = store_variant(Kernel::Restore, &layout, vectors);
-        let pages = (shape.batch * shape.heads * shape.tokens.div_ceil(PAGE)) as u64;
+        // Invocations, of which one that takes vec4s takes them of four rows.
+        let invocations = match vectors {
+            true => {
+                (shape.batch * shape.heads * shape.tokens.div_ceil(PAGE) * PAGE / 4 * shape.dim / 8) as u64
+            }
+            false => u64::from(view.words),
+        };
         recording.add(Dispatch {
-            workgroups: match vectors {
-                true => pages * page_parts(&layout, vectors, &variant),
-                false => u64::from(view.words).div_ceil(u64::from(variant.workgroup())),
-            },
+            workgroups: invocations.div_ceil(u64::from(variant.workgroup())),
             variant,
             params: RestoreParams {
                 view,
