@@ -5,13 +5,14 @@ use kvfold::minicache::{Cause, Folded, Layer, MergeOptions, Mode, Retention, cpu
 use kvfold::{DType, Error, Gpu, KvView, Shape, Strides, Tensor};
 
 use crate::Test;
-use crate::rows::{Numbers, download, pair, upload};
+use crate::rows::{Numbers, download, pair, scatter, upload};
 
 pub(crate) const TESTS: &[Test] = &[
     ("similarity_equals_its_twin", similarity),
     ("merge_equals_its_twin_in_every_mode_and_type", every_mode),
     ("merge_equals_its_twin_under_every_rule", every_rule),
     ("merge_takes_every_head_dim", every_dim),
+    ("merge_takes_eights_of_channels_and_any_other_rows", eights),
     ("restore_writes_strided_outputs_and_leaves_gaps", strided),
     ("restore_refuses_outputs_of_half_words", half_words),
     ("one_buffer_may_hold_both_layers", shared_buffer),
@@ -200,14 +201,35 @@ fn every_dim(gpu: &Gpu) -> kvfold::Result<()> {
     Ok(())
 }
 
+/// Rows that start at whole vec4s, without gaps and with, and rows that do not: each in every form that a store may take.
+fn eights(gpu: &Gpu) -> kvfold::Result<()> {
+    for (seed, dtype) in (40..).zip(DType::ALL) {
+        for (mode, dim) in [(Mode::Shared, 80), (Mode::Anchor, 8), (Mode::Compat, 64), (Mode::Shared, 136)] {
+            let pair = pair(seed, Shape::new(2, 2, 40, dim)?, dtype);
+            let options = MergeOptions::default().mode(mode).raw_page_share(0.6);
+            compare(gpu, &pair, &options)?;
+            for (offset, gap) in [(8, 16), (2, 8), (8, 1)] {
+                let pitch = dim + gap;
+                let strides = Strides { batch: 80 * pitch, heads: pitch, tokens: 2 * pitch };
+                let scattered = scatter(gpu, &pair[0], offset, strides);
+                compare_views(gpu, &pair, &[scattered, upload(gpu, &pair[1])], &options)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn strided(gpu: &Gpu) -> kvfold::Result<()> {
-    for (dtype, dim) in [(DType::F16, 63), (DType::Bf16, 64), (DType::F32, 5)] {
+    let (f16, bf16, f32) = (DType::F16, DType::Bf16, DType::F32);
+    for (dtype, dim, gap) in
+        [(f16, 63, 4), (bf16, 64, 4), (f32, 5, 4), (f16, 64, 8), (bf16, 80, 8), (f32, 8, 4)]
+    {
         let shape = Shape::new(2, 2, 35, dim)?;
         let pair = pair(11, shape, dtype);
         let options = MergeOptions::default();
         let folded = merge_on(gpu, &[upload(gpu, &pair[0]), upload(gpu, &pair[1])], &options)?;
         // Token-major with a gap after every row, and a start in the middle of the buffer.
-        let pitch = dim.next_multiple_of(2) + 4;
+        let pitch = dim.next_multiple_of(2) + gap;
         let strides = Strides { batch: 2 * 35 * pitch, heads: pitch, tokens: 2 * pitch };
         let filler = vec![0xa5u8; (8 + 2 * 2 * 35 * pitch) * dtype.size()];
         let output = KvView::new(&gpu.upload("output", &filler)?, dtype, shape).at(8).strides(strides);
