@@ -1,5 +1,5 @@
 // Folds a pair into a store: writes the page table, and slots, magnitudes and side rows where it says. One invocation per
-// unit of channels of a row, a pair or eight of them, as merge_pairs.wgsl and merge_eights.wgsl bind the layers and the store.
+// unit of channels of two rows, a pair or eight of them, as merge_pairs.wgsl and merge_eights.wgsl bind the layers and the store.
 // Twin: minicache::cpu::merge.
 
 struct Params {
@@ -17,7 +17,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> pages: array<Page>;
 
 // Workgroups of a page.
-const PARTS: u32 = (PAGE * UNITS + WORKGROUP - 1u) / WORKGROUP;
+const PARTS: u32 = (PAGE / 2u * UNITS + WORKGROUP - 1u) / WORKGROUP;
 
 fn row_start(view: vec4<u32>, head: u32, token: u32) -> u32 {
     return view.x + (head / params.heads) * view.y + (head % params.heads) * view.z + token * view.w;
@@ -81,37 +81,58 @@ fn store_slot(page: Page, row: u32, unit: u32, found: Row, lower: Channels, uppe
     }
 }
 
+// What a row is folded of.
+struct Loaded {
+    found: Row,
+    lower: Channels,
+    upper: Channels,
+}
+
+fn load(page: Page, head: u32, token: u32, unit: u32) -> Loaded {
+    let lower = lower_channels(row_start(params.lower, head, token), unit);
+    // Of Anchor's merged rows the lower one is all that is kept.
+    var upper = Channels();
+    if (MODE != ANCHOR || is_retained(page, token % PAGE)) {
+        upper = upper_channels(row_start(params.upper, head, token), unit);
+    }
+    return Loaded(rows[head * params.tokens + token], lower, upper);
+}
+
+fn store_row(page: Page, row: u32, rows_in_page: u32, first: u32, unit: u32, loaded: Loaded) {
+    if (row >= rows_in_page) {
+        return;
+    }
+    store_side(side_row(page, row, rows_in_page, LOWER), unit, loaded.lower);
+    store_side(side_row(page, row, rows_in_page, UPPER), unit, loaded.upper);
+    if (page.slots == RAW) {
+        return;
+    }
+    store_slot(page, row, unit, loaded.found, loaded.lower, loaded.upper);
+    if (unit == 0u) {
+        put_magnitudes(page, row, rows_in_page, first);
+    }
+}
+
+// An invocation takes two rows of a page, both loaded before the first is stored: a GPU has more loads under way.
 @compute @workgroup_size(WORKGROUP)
 fn merge(place: Place, id: Invocation) {
     let index = (linear_workgroup(place) % PARTS) * WORKGROUP + id.local_index;
     let page_index = linear_workgroup(place) / PARTS;
     let unit = index % UNITS;
     let row = index / UNITS;
-    let first_token = (page_index % params.pages_per_head) * PAGE;
-    let rows_in_page = min(PAGE, params.tokens - first_token);
-    if (page_index >= params.pages || row >= rows_in_page) {
+    if (page_index >= params.pages || row >= PAGE / 2u) {
         return;
     }
     let head = page_index / params.pages_per_head;
+    let first_token = (page_index % params.pages_per_head) * PAGE;
+    let rows_in_page = min(PAGE, params.tokens - first_token);
     let first = head * params.tokens + first_token;
     let page = pages[page_index];
-    let side = vec2<u32>(side_row(page, row, rows_in_page, LOWER), side_row(page, row, rows_in_page, UPPER));
-    let lower = lower_channels(row_start(params.lower, head, first_token + row), unit);
-    // Of Anchor's merged rows the lower one is all that is kept.
-    var upper = Channels();
-    if (MODE != ANCHOR || side.y != NOWHERE) {
-        upper = upper_channels(row_start(params.upper, head, first_token + row), unit);
-    }
+    let a = load(page, head, first_token + min(row, rows_in_page - 1u), unit);
+    let b = load(page, head, first_token + min(row + PAGE / 2u, rows_in_page - 1u), unit);
     if (row == 0u && unit == 0u) {
         put_page(page_index, page);
     }
-    store_side(side.x, unit, lower);
-    store_side(side.y, unit, upper);
-    if (page.slots == RAW) {
-        return;
-    }
-    store_slot(page, row, unit, rows[first + row], lower, upper);
-    if (unit == 0u) {
-        put_magnitudes(page, row, rows_in_page, first);
-    }
+    store_row(page, row, rows_in_page, first, unit, a);
+    store_row(page, row + PAGE / 2u, rows_in_page, first, unit, b);
 }

@@ -9,6 +9,7 @@ pub(crate) mod block;
 mod blocking;
 mod caps;
 mod late;
+mod module;
 mod pipeline;
 mod readback;
 mod record;
@@ -30,10 +31,11 @@ pub use shader::{Target, Variant};
 pub use view::KvView;
 
 pub(crate) use caps::listed_widths;
+pub(crate) use module::{Arithmetic, Module};
 pub(crate) use pipeline::Pipeline;
 pub(crate) use readback::{Prepared as ReadBackPrepared, words};
 pub(crate) use record::{Dispatch, Recording, Window};
-pub(crate) use shader::{Access, Arithmetic, Const, Kernel, Module};
+pub(crate) use shader::{Access, Const, Kernel};
 pub(crate) use view::{BoundView, InputParams, OutputParams, ViewUse, index32};
 
 use crate::error::{Error, Result};

@@ -3,8 +3,9 @@
 //! A kernel file is plain WGSL. A variant is that file behind the `enable` lines its target wants, a prelude of constants,
 //! and common modules chosen by capability. Nothing else is generated; what a browser gets has no comments.
 
+use super::module::{Arithmetic, Module};
+#[cfg(not(target_arch = "wasm32"))]
 use super::strip;
-use crate::tensor::DType;
 
 /// The text of a file of `shaders/`.
 macro_rules! wgsl {
@@ -15,7 +16,7 @@ macro_rules! wgsl {
         #[cfg(target_arch = "wasm32")]
         const TEXT: &str = {
             const WHOLE: &str = include_str!(concat!("../../shaders/", $path, ".wgsl"));
-            const STRIPPED: [u8; strip::length(WHOLE)] = strip::strip(WHOLE);
+            const STRIPPED: [u8; $crate::gpu::strip::length(WHOLE)] = $crate::gpu::strip::strip(WHOLE);
             match str::from_utf8(&STRIPPED) {
                 Ok(text) => text,
                 Err(_) => WHOLE,
@@ -24,6 +25,8 @@ macro_rules! wgsl {
         TEXT
     }};
 }
+
+pub(super) use wgsl;
 
 /// A kernel: its file, its bindings and its workgroup size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,137 +148,6 @@ impl Kernel {
                 &spec!("planes", "calibrate", 128, &[Uniform, Read, Read, Read, Read, Write])
             }
             Self::PlaneQueryEnergy => &spec!("planes", "query_energy", 128, &[Uniform, Read, Write]),
-        }
-    }
-}
-
-/// A common module, a file of `shaders/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Module {
-    Float,
-    Load(DType),
-    Pair,
-    Bits(DType),
-    View,
-    Half,
-    OutputParams,
-    Output,
-    AttentionParams,
-    Fours,
-    RawRows,
-    RawPairs,
-    RawVectors,
-    RawWords,
-    Eight,
-    Logits,
-    Softmax,
-    Gather,
-    Flash,
-    Query,
-    QueryPairs,
-    QueryEight,
-    MiniCacheRow,
-    MiniCachePage,
-    MiniCacheStored,
-    MiniCacheMeasure,
-    MiniCacheWrite,
-    MiniCacheWritePairs,
-    MiniCacheEights,
-    MergePairs,
-    MergeEights,
-    RestoreWords,
-    RestoreEights,
-    MiniCacheWhole,
-    MiniCacheCoded,
-    MiniCacheLevels,
-    Slerp,
-    ProjectMatrix,
-    ProjectHadamard,
-    RowPair,
-    Scale,
-    PlaneChannel,
-    PlaneAngle,
-    PlaneCentre,
-    PlanePrepare,
-    PlaneRotate,
-    PlaneQuads,
-    PlaneSketch,
-    PlaneDot(Arithmetic),
-    PlaneMean,
-    PlaneScore,
-    PlaneWeigh(Arithmetic),
-}
-
-/// How codes meet queries and weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Arithmetic {
-    /// In f32.
-    Exact,
-    /// Queries and weights in 8 bits, by integer dot products.
-    Fast,
-}
-
-impl Module {
-    fn source(self) -> &'static str {
-        match self {
-            Self::Float => wgsl!("common/float"),
-            Self::Load(DType::F16) => wgsl!("common/load_f16"),
-            Self::Load(DType::Bf16) => wgsl!("common/load_bf16"),
-            Self::Load(DType::F32) => wgsl!("common/load_f32"),
-            Self::Pair => wgsl!("common/pair"),
-            Self::Bits(DType::F16) => wgsl!("common/bits_f16"),
-            Self::Bits(DType::Bf16) => wgsl!("common/bits_bf16"),
-            Self::Bits(DType::F32) => wgsl!("common/bits_f32"),
-            Self::View => wgsl!("common/view"),
-            Self::Half => wgsl!("common/half"),
-            Self::OutputParams => wgsl!("common/output_params"),
-            Self::Output => wgsl!("common/output"),
-            Self::AttentionParams => wgsl!("common/attention"),
-            Self::Fours => wgsl!("common/fours"),
-            Self::RawRows => wgsl!("attention/raw_rows"),
-            Self::RawPairs => wgsl!("attention/raw_pairs"),
-            Self::RawVectors => wgsl!("attention/raw_vectors"),
-            Self::RawWords => wgsl!("attention/raw_words"),
-            Self::Eight => wgsl!("common/eight"),
-            Self::Gather => wgsl!("common/gather"),
-            Self::Softmax => wgsl!("common/softmax"),
-            Self::Logits => wgsl!("common/logits"),
-            Self::Flash => wgsl!("common/flash"),
-            Self::Query => wgsl!("common/query"),
-            Self::QueryPairs => wgsl!("common/query_pairs"),
-            Self::QueryEight => wgsl!("common/query_eight"),
-            Self::MiniCacheRow => wgsl!("minicache/row"),
-            Self::MiniCachePage => wgsl!("minicache/page"),
-            Self::MiniCacheStored => wgsl!("minicache/stored"),
-            Self::MiniCacheMeasure => wgsl!("minicache/measure"),
-            Self::MiniCacheWrite => wgsl!("minicache/write"),
-            Self::MiniCacheWritePairs => wgsl!("minicache/write_pairs"),
-            Self::MiniCacheEights => wgsl!("minicache/eights"),
-            Self::MergePairs => wgsl!("minicache/merge_pairs"),
-            Self::MergeEights => wgsl!("minicache/merge_eights"),
-            Self::RestoreWords => wgsl!("minicache/restore_words"),
-            Self::RestoreEights => wgsl!("minicache/restore_eights"),
-            Self::MiniCacheWhole => wgsl!("minicache/rows_whole"),
-            Self::MiniCacheCoded => wgsl!("minicache/rows_coded"),
-            Self::MiniCacheLevels => wgsl!("minicache/levels"),
-            Self::Slerp => wgsl!("minicache/slerp"),
-            Self::ProjectMatrix => wgsl!("qjl/project_matrix"),
-            Self::ProjectHadamard => wgsl!("qjl/project_hadamard"),
-            Self::RowPair => wgsl!("qjl/row_pair"),
-            Self::Scale => wgsl!("qjl/scale"),
-            Self::PlaneChannel => wgsl!("planes/channel"),
-            Self::PlaneAngle => wgsl!("planes/angle"),
-            Self::PlaneCentre => wgsl!("planes/centre"),
-            Self::PlanePrepare => wgsl!("planes/prepare"),
-            Self::PlaneRotate => wgsl!("planes/rotate"),
-            Self::PlaneSketch => wgsl!("planes/sketch"),
-            Self::PlaneQuads => wgsl!("planes/quads"),
-            Self::PlaneDot(Arithmetic::Exact) => wgsl!("planes/dot_exact"),
-            Self::PlaneDot(Arithmetic::Fast) => wgsl!("planes/dot_fast"),
-            Self::PlaneMean => wgsl!("planes/mean"),
-            Self::PlaneScore => wgsl!("planes/score"),
-            Self::PlaneWeigh(Arithmetic::Exact) => wgsl!("planes/weigh_exact"),
-            Self::PlaneWeigh(Arithmetic::Fast) => wgsl!("planes/weigh_fast"),
         }
     }
 }

@@ -296,7 +296,7 @@ impl Sections {
     /// Whether each begins at a whole vec4; rows of whole vec4s then do as well.
     #[cfg(feature = "gpu")]
     pub(crate) const fn start_at_vectors(&self) -> bool {
-        (self.pages | self.slots | self.magnitudes | self.side) % 4 == 0
+        (self.pages | self.slots | self.magnitudes | self.side).is_multiple_of(4)
     }
 }
 

@@ -408,10 +408,10 @@ impl Ops {
     }
 }
 
-/// Workgroups of a page, of whose rows an invocation takes eight channels or two.
+/// Workgroups of a page for `merge`, each of whose invocations takes eight channels, or two, of two rows.
 fn page_parts(layout: &Layout, vectors: bool, variant: &Variant) -> u64 {
     let units = layout.shape.dim.div_ceil(if vectors { 8 } else { 2 });
-    ((PAGE * units) as u64).div_ceil(u64::from(variant.workgroup()))
+    ((PAGE / 2 * units) as u64).div_ceil(u64::from(variant.workgroup()))
 }
 
 /// Invocations of a kernel that takes a channel pair of a row each.
