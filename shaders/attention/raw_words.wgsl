@@ -3,6 +3,8 @@
 @group(0) @binding(2) var<storage, read> keys: array<u32>;
 @group(0) @binding(3) var<storage, read> values: array<u32>;
 
+const MOST_TOKENS: u32 = 4u;
+
 // Four channels from `channel` on, of words that hold them at these elements, in a row of `dim`.
 fn half_of_row(words: vec4<u32>, at: vec4<u32>, channels: vec4<u32>, dim: u32) -> Eight {
     let numbers = vec4<f32>(element(words.x, at.x), element(words.y, at.y), element(words.z, at.z), element(words.w, at.w));
@@ -32,9 +34,13 @@ fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
     return eight_if(low.low, high.low, both(low.finite, high.finite));
 }
 
-fn value_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
+fn value_held(kv_head: u32, token: u32, eight: u32) -> Held {
     let start = row_start(params.value, kv_head, token);
     let low = value_half(start, 8u * eight);
     let high = value_half(start, 8u * eight + 4u);
-    return eight_if(low.low, high.low, both(low.finite, high.finite));
+    return held_numbers(eight_if(low.low, high.low, both(low.finite, high.finite)));
+}
+
+fn value_of(held: Held) -> Eight {
+    return eight_of_words(held.low, held.high);
 }

@@ -1,9 +1,11 @@
 // Attention over rows of numbers, four query rows of one KV head and one split of the tokens a workgroup (flash-decoding). LANES
-// invocations share a row of keys and the row of values behind it, eight channels each; every such stream takes four tokens that
+// invocations share a row of keys and the row of values behind it, eight channels each; every such stream takes SPAN tokens that
 // follow each other at a time, with a softmax of its own, and the streams of a workgroup meet at its end. The kernel declares
 // `attention: Attention` in its params, and
-//   key_eight(kv_head, token, eight)      channels 8 eight .. of a key row, zeros where they are not finite
-//   value_eight(kv_head, token, eight)    of a value row
+//   MOST_TOKENS                           the most that a stream takes at a time, whose values it holds meanwhile: 4 or 8
+//   key_eight(kv_head, token, eight)      channels 8 eight .. of a key row; a number that is not finite makes the score so
+//   value_held(kv_head, token, eight)     of a value row, as it is held until its weight is known; zeros where not all are finite
+//   value_of(held)                        its numbers
 //   key_scale(kv_head, token)             factor on a key row
 //   value_scale(kv_head, token)           on a value row
 // and the binding `partials`, vec4s, where each split leaves what it found for combine.wgsl: its largest logit and its sum of
@@ -12,11 +14,18 @@
 const STREAMS: u32 = WORKGROUP / LANES;
 const KEY_EIGHTS: u32 = (HEAD_DIM + 7u) / 8u;
 const VALUE_EIGHTS: u32 = (VALUE_DIM + 7u) / 8u;
+// Tokens of a stream, each weighed by one of its lanes, or by several that share it; and fours of them that are loaded together.
+const SPAN: u32 = min(LANES, MOST_TOKENS);
+const CHUNKS: u32 = SPAN / 4u;
 // Tokens that a workgroup looks at together.
-const TILE: u32 = 4u * STREAMS;
+const TILE: u32 = SPAN * STREAMS;
+// A lane's part of a score whose value is not finite: no sum with it is in range.
+const ODD: f32 = -3.0e38;
 
 var<workgroup> gathered: array<vec4<f32>, WORKGROUP>;
 var<workgroup> peaks: array<vec4<f32>, STREAMS>;
+// What the tokens of a tile weigh.
+var<workgroup> shares: array<vec4<f32>, TILE>;
 
 // A lane's channels of four query rows (columns), and whether all of them are finite.
 struct QueryPart {
@@ -43,13 +52,8 @@ fn part_scores(query: QueryPart, key: Eight) -> vec4<f32> {
                      dot(query.low[3], key.low) + dot(query.high[3], key.high));
 }
 
-// Numbers of a lane's channels, times the weight of each row (columns).
-fn weighed(numbers: vec4<f32>, weights: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4<f32>(numbers * weights.x, numbers * weights.y, numbers * weights.z, numbers * weights.w);
-}
-
-// What a stream has found so far: of each row its largest logit, its sum of exponentials and, of a lane's channels, its weighted
-// values (columns), relative to that logit.
+// What a stream has found so far: of each row its largest logit and, of a lane, its part of the sum of exponentials and the
+// weighted values of its channels (columns), relative to that logit.
 struct Found {
     largest: vec4<f32>,
     sum: vec4<f32>,
@@ -57,120 +61,119 @@ struct Found {
     high: mat4x4<f32>,
 }
 
-// What a lane's channels add to the scores of four tokens, of four query rows each.
-struct TokenScores {
-    a: vec4<f32>,
-    b: vec4<f32>,
-    c: vec4<f32>,
-    d: vec4<f32>,
+// A lane's channels of the values of four tokens.
+struct FourHeld {
+    a: Held,
+    b: Held,
+    c: Held,
+    d: Held,
 }
 
-// What four tokens weigh, relative to the largest logit: of each query row the values' weights, and their sum of exponentials, of
-// all four or, where lanes share the tokens, of a lane's own.
-struct TokenWeights {
-    largest: vec4<f32>,
-    sum: vec4<f32>,
-    weights: mat4x4<f32>,
+// Four tokens of a stream: CHUNKS from one to the next, so that the lanes that weigh a stream's tokens stand in their order.
+fn four_tokens(token: u32) -> vec4<u32> {
+    return min(token + CHUNKS * vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.attention.tokens - 1u));
 }
 
-// Whether there are lanes enough for each to weigh one of the four tokens alone: the two highest bits of its number within the row
-// say which.
-const SHARES: bool = LANES >= 4u;
-const HALF: u32 = LANES / 2u;
-const QUARTER: u32 = LANES / 4u;
+fn four_held(kv_head: u32, token: u32, lane: u32) -> FourHeld {
+    let at = four_tokens(token);
+    let eight = min(lane % LANES, VALUE_EIGHTS - 1u);
+    return FourHeld(value_held(kv_head, at.x, eight), value_held(kv_head, at.y, eight), value_held(kv_head, at.z, eight),
+                    value_held(kv_head, at.w, eight));
+}
 
-// Every lane weighs one token: sums of scores are halved from step to step, and weights doubled again.
-fn weigh_shared(found: Found, scores: TokenScores, odd: u32, seen: Seen, kv_head: u32, token: u32, lane: u32) -> TokenWeights {
-    let high = (lane & HALF) != 0u;
-    let middle = (lane & QUARTER) != 0u;
-    let first = select(scores.a, scores.c, high) + row_exchange(select(scores.c, scores.a, high), lane, HALF);
-    let second = select(scores.b, scores.d, high) + row_exchange(select(scores.d, scores.b, high), lane, HALF);
-    var own = select(first, second, middle) + row_exchange(select(second, first, middle), lane, QUARTER);
-    for (var offset = 1u; offset < QUARTER; offset <<= 1u) {
-        own += row_exchange(own, lane, offset);
+// A lane's part of the scores of one token.
+fn part_of(query: QueryPart, key: Eight, value: Held) -> vec4<f32> {
+    return select(vec4<f32>(ODD), part_scores(query, key), vec4<bool>(both(key.finite, value.finite)));
+}
+
+// Of two sums the one whose token the lane weighs, with what the lane that differs in the bit `offset`, and weighs the other, has.
+fn halved(first: vec4<f32>, second: vec4<f32>, lane: u32, offset: u32) -> vec4<f32> {
+    let takes_second = (lane & offset) != 0u;
+    return select(first, second, takes_second) + row_exchange(select(second, first, takes_second), lane, offset);
+}
+
+// Of the scores of four tokens what the lanes that differ in their two highest bits have found of the one that the lane weighs.
+fn four_scores(query: QueryPart, values: FourHeld, kv_head: u32, token: u32, lane: u32) -> vec4<f32> {
+    let at = four_tokens(token);
+    let eight = min(lane % LANES, KEY_EIGHTS - 1u);
+    let a = key_eight(kv_head, at.x, eight);
+    let b = key_eight(kv_head, at.y, eight);
+    let c = key_eight(kv_head, at.z, eight);
+    let d = key_eight(kv_head, at.w, eight);
+    let first = halved(part_of(query, a, values.a), part_of(query, c, values.c), lane, LANES / 2u);
+    let second = halved(part_of(query, b, values.b), part_of(query, d, values.d), lane, LANES / 2u);
+    return halved(first, second, lane, LANES / 4u);
+}
+
+// Numbers of a lane's channels added to sums, times the weight of each row (columns).
+fn add_weighed(sums: mat4x4<f32>, numbers: vec4<f32>, weights: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(fma(numbers, vec4<f32>(weights.x), sums[0]), fma(numbers, vec4<f32>(weights.y), sums[1]),
+                       fma(numbers, vec4<f32>(weights.z), sums[2]), fma(numbers, vec4<f32>(weights.w), sums[3]));
+}
+
+fn add_value(found: Found, held: Held, share: u32) -> Found {
+    let value = value_of(held);
+    let weights = shares[share];
+    return Found(found.largest, found.sum, add_weighed(found.low, value.low, weights),
+                 add_weighed(found.high, value.high, weights));
+}
+
+fn add_four(found: Found, values: FourHeld, share: u32) -> Found {
+    var sums = add_value(found, values.a, share);
+    sums = add_value(sums, values.b, share + CHUNKS);
+    sums = add_value(sums, values.c, share + 2u * CHUNKS);
+    return add_value(sums, values.d, share + 3u * CHUNKS);
+}
+
+// What was found, with the weight of a lane's own token of score `own`; leaves that weight for the stream.
+fn weigh(found: Found, own: vec4<f32>, seen: Seen, kv_head: u32, token: u32, lane: u32) -> Found {
+    let rank = (lane % LANES) / (LANES / SPAN);
+    let at = min(token + rank, params.attention.tokens - 1u);
+    let logit = logits_of(own * key_scale(kv_head, at), token + rank, true, seen);
+    // Asked before the factor, which may be 0.
+    let x = select(vec4<f32>(LOWEST), logit, are_in_range(own));
+    var peak = x;
+    for (var offset = LANES / SPAN; offset < LANES; offset <<= 1u) {
+        peak = max(peak, row_exchange(peak, lane, offset));
     }
-    let index = select(0u, 2u, high) + select(0u, 1u, middle);
-    let at = min(token + index, params.attention.tokens - 1u);
-    let x = logits_of(own * key_scale(kv_head, at), token + index, ((odd >> index) & 1u) == 0u, seen);
-    var peak = max(x, row_exchange(x, lane, QUARTER));
-    peak = max(peak, row_exchange(peak, lane, HALF));
     let largest = max(found.largest, peak);
     let p = exponentials(x, largest);
-    let weight = p * value_scale(kv_head, at);
-    let other = row_exchange(weight, lane, QUARTER);
-    let even = select(weight, other, middle);
-    let uneven = select(other, weight, middle);
-    let far_even = row_exchange(even, lane, HALF);
-    let far_uneven = row_exchange(uneven, lane, HALF);
-    return TokenWeights(largest, p,
-                        mat4x4<f32>(select(even, far_even, high), select(uneven, far_uneven, high),
-                                    select(far_even, even, high), select(far_uneven, uneven, high)));
-}
-
-// Every lane weighs all four tokens.
-fn weigh_alone(found: Found, scores: TokenScores, odd: u32, seen: Seen, kv_head: u32, token: u32, lane: u32) -> TokenWeights {
-    let at = min(token + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.attention.tokens - 1u));
-    let a = logits_of(row_sum(scores.a, lane) * key_scale(kv_head, at.x), token, (odd & 1u) == 0u, seen);
-    let b = logits_of(row_sum(scores.b, lane) * key_scale(kv_head, at.y), token + 1u, (odd & 2u) == 0u, seen);
-    let c = logits_of(row_sum(scores.c, lane) * key_scale(kv_head, at.z), token + 2u, (odd & 4u) == 0u, seen);
-    let d = logits_of(row_sum(scores.d, lane) * key_scale(kv_head, at.w), token + 3u, (odd & 8u) == 0u, seen);
-    let largest = max(found.largest, max(max(a, b), max(c, d)));
-    let pa = exponentials(a, largest);
-    let pb = exponentials(b, largest);
-    let pc = exponentials(c, largest);
-    let pd = exponentials(d, largest);
-    return TokenWeights(largest, (pa + pb) + (pc + pd),
-                        mat4x4<f32>(pa * value_scale(kv_head, at.x), pb * value_scale(kv_head, at.y),
-                                    pc * value_scale(kv_head, at.z), pd * value_scale(kv_head, at.w)));
-}
-
-fn weigh(found: Found, scores: TokenScores, odd: u32, seen: Seen, kv_head: u32, token: u32, lane: u32) -> TokenWeights {
-    var weights = TokenWeights();
-    if (SHARES) {
-        weights = weigh_shared(found, scores, odd, seen, kv_head, token, lane);
-    } else {
-        weights = weigh_alone(found, scores, odd, seen, kv_head, token, lane);
+    workgroupBarrier();
+    if (lane % (LANES / SPAN) == 0u) {
+        shares[(lane / LANES) * SPAN + rank] = p * value_scale(kv_head, at);
     }
-    return weights;
+    workgroupBarrier();
+    let keep = exp(max(found.largest - largest, vec4<f32>(-200.0)));
+    return Found(largest, found.sum * keep + p, columns_times(found.low, keep), columns_times(found.high, keep));
+}
+
+// A stream's next tokens.
+fn add_tokens(found: Found, query: QueryPart, seen: Seen, kv_head: u32, token: u32, lane: u32) -> Found {
+    let values = four_held(kv_head, token, lane);
+    var more = FourHeld();
+    var own = four_scores(query, values, kv_head, token, lane);
+    if (CHUNKS == 2u) {
+        more = four_held(kv_head, token + 1u, lane);
+        own = halved(own, four_scores(query, more, kv_head, token + 1u, lane), lane, LANES / 8u);
+    }
+    for (var offset = 1u; offset < LANES / SPAN; offset <<= 1u) {
+        own += row_exchange(own, lane, offset);
+    }
+    let share = (lane / LANES) * SPAN;
+    var next = add_four(weigh(found, own, seen, kv_head, token, lane), values, share);
+    if (CHUNKS == 2u) {
+        next = add_four(next, more, share + 1u);
+    }
+    return next;
 }
 
 // The sum of exponentials of a stream, of what its lanes have each.
 fn stream_sum(sum: vec4<f32>, lane: u32) -> vec4<f32> {
     var all = sum;
-    if (SHARES) {
-        all += row_exchange(all, lane, QUARTER);
-        all += row_exchange(all, lane, HALF);
+    for (var offset = LANES / SPAN; offset < LANES; offset <<= 1u) {
+        all += row_exchange(all, lane, offset);
     }
     return all;
-}
-
-// A stream's tokens: of each row its largest logit, a lane's part of the sum of exponentials, and of a lane's channels the weighted
-// values.
-fn add_tokens(found: Found, query: QueryPart, seen: Seen, kv_head: u32, token: u32, lane: u32) -> Found {
-    let at = min(token + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.attention.tokens - 1u));
-    let key_at = min(lane % LANES, KEY_EIGHTS - 1u);
-    let value_at = min(lane % LANES, VALUE_EIGHTS - 1u);
-    let ka = key_eight(kv_head, at.x, key_at);
-    let kb = key_eight(kv_head, at.y, key_at);
-    let kc = key_eight(kv_head, at.z, key_at);
-    let kd = key_eight(kv_head, at.w, key_at);
-    let va = value_eight(kv_head, at.x, value_at);
-    let vb = value_eight(kv_head, at.y, value_at);
-    let vc = value_eight(kv_head, at.z, value_at);
-    let vd = value_eight(kv_head, at.w, value_at);
-    let finite = vec4<bool>(ka.finite, kb.finite, kc.finite, kd.finite) & vec4<bool>(va.finite, vb.finite, vc.finite, vd.finite);
-    let flags = select(vec4<u32>(1u, 2u, 4u, 8u), vec4<u32>(), finite);
-    // Of each token, whether any lane holds a number that is not finite.
-    let odd = row_or(flags.x | flags.y | flags.z | flags.w, lane);
-    let scores = TokenScores(part_scores(query, ka), part_scores(query, kb), part_scores(query, kc), part_scores(query, kd));
-    let found_here = weigh(found, scores, odd, seen, kv_head, token, lane);
-    let keep = exp(max(found.largest - found_here.largest, vec4<f32>(-200.0)));
-    let w = found_here.weights;
-    return Found(found_here.largest, found.sum * keep + found_here.sum,
-                 columns_times(found.low, keep)
-                     + ((weighed(va.low, w[0]) + weighed(vb.low, w[1])) + (weighed(vc.low, w[2]) + weighed(vd.low, w[3]))),
-                 columns_times(found.high, keep)
-                     + ((weighed(va.high, w[0]) + weighed(vb.high, w[1])) + (weighed(vc.high, w[2]) + weighed(vd.high, w[3]))));
 }
 
 // Where a row's part stands in `partials`.
@@ -261,7 +264,7 @@ fn flash_attend(index: u32, lane: u32) {
     // Whole tiles before the window see nothing and are left out.
     let skipped = (max(any.x, start) - start) / TILE * TILE;
     for (var tile = start + skipped; tile < last; tile += TILE) {
-        found = add_tokens(found, query, seen, four.kv_head, tile + 4u * (lane / LANES), lane);
+        found = add_tokens(found, query, seen, four.kv_head, tile + SPAN * (lane / LANES), lane);
     }
     let largest = largest_of_streams(found.largest, lane);
     let keep = exp(max(found.largest - largest, vec4<f32>(-200.0)));

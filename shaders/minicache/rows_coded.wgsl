@@ -4,6 +4,7 @@
 // sums are in different bases: rows of the other kind are masked.
 
 const WIDTH: u32 = HEAD_DIM / 2u;
+const MOST_TOKENS: u32 = 4u;
 
 // Levels of eight channels from `8 eight` on, zeros behind the row's end.
 fn eight_levels(words: vec2<u32>, eight: u32, dim: u32, unit: f32) -> Eight {
@@ -36,11 +37,12 @@ fn raw_key(word: u32, eight: u32) -> Eight {
     return eight_of_halves(key_words(word, 4u * eight, false));
 }
 
-fn raw_value(word: u32, eight: u32) -> Eight {
+fn raw_value(word: u32, eight: u32) -> Held {
     if (ELEMENTS == 1u) {
-        return eight_of_words(value_words(word, 8u * eight, true), value_words(word, 8u * eight + 4u, true));
+        return held_words(value_words(word, 8u * eight, true), value_words(word, 8u * eight + 4u, true));
     }
-    return eight_of_halves(value_words(word, 4u * eight, false));
+    let held = held_halves(value_words(word, 4u * eight, false));
+    return held_numbers(Eight(eight_of_halves(held.low).low, eight_of_halves(held.low).high, held.finite));
 }
 
 fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
@@ -58,15 +60,19 @@ fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
     return found;
 }
 
-fn value_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
+fn value_held(kv_head: u32, token: u32, eight: u32) -> Held {
     let row = value_row(kv_head, token);
-    var found = Eight(vec4<f32>(), vec4<f32>(), false);
+    var held = Held();
     if (row.raw) {
         if (!CODED_VALUES) {
-            found = raw_value(row.word, eight);
+            held = raw_value(row.word, eight);
         }
     } else if (CODED_VALUES) {
-        found = value_levels(row.word, eight);
+        held = held_numbers(value_levels(row.word, eight));
     }
-    return found;
+    return held;
+}
+
+fn value_of(held: Held) -> Eight {
+    return eight_of_words(held.low, held.high);
 }

@@ -73,9 +73,9 @@ fn load_slow(lane: u32) {
     }
 }
 
-// What a pair adds to q . mu of four tokens, A cos + B sin: the angle of a lane's first one, turned on by one, two and three
-// positions. A table of all tokens' angles would be four times as many bytes, and more than stays near the kernel.
-fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
+// Sums, with what a pair adds to q . mu of four tokens, A cos + B sin: the angle of a lane's first one, turned on by one, two and
+// three positions. A table of all tokens' angles would be four times as many bytes, and more than stays near the kernel.
+fn add_pair(sums: mat4x4<f32>, pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
     let near = angles[params.tile_angles_at + 2u * pair];
     let far = angles[params.tile_angles_at + 2u * pair + 1u];
     let cosines = vec4<f32>(turn.x, turn.x * near.x - turn.y * near.y, turn.x * near.z - turn.y * near.w,
@@ -84,8 +84,10 @@ fn pair_scores(pair: u32, turn: vec2<f32>) -> mat4x4<f32> {
                           turn.y * far.x + turn.x * far.y);
     let a = mean_query[pair];
     let b = mean_query[PAIRS + pair];
-    return mat4x4<f32>(a * cosines.x + b * sines.x, a * cosines.y + b * sines.y, a * cosines.z + b * sines.z,
-                       a * cosines.w + b * sines.w);
+    return mat4x4<f32>(fma(b, vec4<f32>(sines.x), fma(a, vec4<f32>(cosines.x), sums[0])),
+                       fma(b, vec4<f32>(sines.y), fma(a, vec4<f32>(cosines.y), sums[1])),
+                       fma(b, vec4<f32>(sines.z), fma(a, vec4<f32>(cosines.z), sums[2])),
+                       fma(b, vec4<f32>(sines.w), fma(a, vec4<f32>(cosines.w), sums[3])));
 }
 
 // The slow pairs' polynomial at four tokens.
@@ -111,13 +113,13 @@ fn turned_mean(lane: u32) -> mat4x4<f32> {
         let b = turn_at(first + (pair + 1u) * WORKGROUP);
         let c = turn_at(first + (pair + 2u) * WORKGROUP);
         let d = turn_at(first + (pair + 3u) * WORKGROUP);
-        sums += pair_scores(pair, a);
-        sums += pair_scores(pair + 1u, b);
-        sums += pair_scores(pair + 2u, c);
-        sums += pair_scores(pair + 3u, d);
+        sums = add_pair(sums, pair, a);
+        sums = add_pair(sums, pair + 1u, b);
+        sums = add_pair(sums, pair + 2u, c);
+        sums = add_pair(sums, pair + 3u, d);
     }
     for (var pair = fours; pair < params.fast_pairs; pair++) {
-        sums += pair_scores(pair, turn_at(first + pair * WORKGROUP));
+        sums = add_pair(sums, pair, turn_at(first + pair * WORKGROUP));
     }
     return sums;
 }

@@ -21,8 +21,8 @@ use crate::gpu::{
 };
 use crate::tensor::{DType, checked_bytes};
 
-/// Invocations of a workgroup, and tokens of a tile.
-const WORKGROUP: usize = 128;
+/// The most tokens that a stream of `shaders/common/flash.wgsl` takes at a time.
+const SPAN: usize = 8;
 /// Bytes that the partial results of one call over many stores may take; one split of each query always fits.
 const MAX_PARTIAL_BYTES: usize = 16 << 20;
 
@@ -104,8 +104,9 @@ pub(crate) struct Tiling {
 impl Tiling {
     /// Rows of numbers: `shaders/common/flash.wgsl`.
     pub(crate) const fn rows(g: Geometry, value_dim: usize) -> Self {
-        let lanes = row_lanes([g.key_dim, value_dim]);
-        Self::fours(g, 4 * WORKGROUP / lanes).aiming_at(768)
+        let dims = [g.key_dim, value_dim];
+        // Six workgroups on each of a large GPU's multiprocessors, as many as their registers allow.
+        Self::fours(g, SPAN * flash_workgroup(dims) / row_lanes(dims)).aiming_at(792)
     }
 
     /// Four query rows of one KV head a workgroup, which is small: `shaders/planes/attend.wgsl`.
@@ -271,14 +272,21 @@ pub(crate) fn partial_stride(value_dim: usize) -> u32 {
     1 + value_fours(value_dim)
 }
 
-/// Invocations that share a row of keys and of values, eight channels each.
+/// Invocations that share a row of keys and of values, eight channels each: four at the least, of which each weighs a token.
 const fn row_lanes([key_dim, value_dim]: [usize; 2]) -> usize {
     let dim = if key_dim > value_dim { key_dim } else { value_dim };
-    dim.div_ceil(8).next_power_of_two()
+    let lanes = dim.div_ceil(8).next_power_of_two();
+    if lanes < 4 { 4 } else { lanes }
+}
+
+/// Invocations of a workgroup: small ones wait less for each other.
+const fn flash_workgroup(dims: [usize; 2]) -> usize {
+    let lanes = row_lanes(dims);
+    if lanes < 64 { 64 } else { lanes }
 }
 
 /// What a kernel by shaders/common/flash.wgsl is made of, but for what reads its rows.
-pub(crate) const FLASH: [Module; 7] = [
+const FLASH: [Module; 7] = [
     Module::AttentionParams,
     Module::Fours,
     Module::Query,
@@ -288,24 +296,31 @@ pub(crate) const FLASH: [Module; 7] = [
     Module::Flash,
 ];
 
-/// The constants that shaders/common/flash.wgsl needs.
-pub(crate) fn flash_constants(dims: [usize; 2], queries: DType) -> [Const; 5] {
+/// A kernel by `shaders/common/flash.wgsl`, with what reads its rows of these dimensions.
+pub(crate) fn flash_variant(
+    kernel: Kernel,
+    rows: &[Module],
+    dims: [usize; 2],
+    queries: DType,
+    constants: &[Const],
+) -> Variant {
     let [key_dim, value_dim] = dims;
-    [
+    let own = [
         Const::U32("HEAD_DIM", key_dim as u32),
         Const::U32("VALUE_DIM", value_dim as u32),
         Const::U32("QUERY_DTYPE", queries as u32),
         Const::U32("VALUE_FOURS", value_fours(value_dim)),
         Const::U32("LANES", row_lanes(dims) as u32),
-    ]
+    ];
+    let invocations = flash_workgroup(dims) as u32;
+    Variant::new(kernel, &[rows, &FLASH].concat(), &[constants, &own].concat()).with_workgroup(invocations)
 }
 
 fn exact_variant(dims: [usize; 2], [query, stored]: [DType; 2], vectors: bool) -> Variant {
     let rows = if vectors { Module::RawVectors } else { Module::RawWords };
     let read = [Module::Float, Module::Load(stored), Module::Eight, Module::RawRows, rows];
     // For the name alone, in which modules do not stand.
-    let constants = [&flash_constants(dims, query)[..], &[Const::Bool("VECTORS", vectors)]].concat();
-    Variant::new(Kernel::Exact, &[&read[..], &FLASH].concat(), &constants)
+    flash_variant(Kernel::Exact, &read, dims, query, &[Const::Bool("VECTORS", vectors)])
 }
 
 /// Every variant some adapter can take, for a selection of dimensions.

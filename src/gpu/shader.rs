@@ -111,7 +111,7 @@ impl Kernel {
             Self::Arrange => &spec!("minicache", "arrange", 256, &[Uniform, Read, Write, Write]),
             Self::Merge => &spec!("minicache", "merge", 128, &[Uniform, Read, Read, Read, Read, Write]),
             Self::FoldedAttend => {
-                &spec!("minicache", "attend", 128, &[Uniform, Read, Read, Read, Read, Write])
+                &spec!("minicache", "attend", 64, &[Uniform, Read, Read, Read, Read, Write])
             }
             Self::GroupSimilarity => {
                 &spec!("minicache", "group_similarity", 128, &[Uniform, Read, Write, Write])
@@ -127,7 +127,7 @@ impl Kernel {
             Self::QuantizeValues => &spec!("qjl", "quantize_values", 128, &[Uniform, Read, Write, Write]),
             Self::Project => &spec!("qjl", "project", 128, &[Uniform, Read, Read, Read, Write]),
             Self::ExactScores => &spec!("attention", "exact_scores", 128, &[Uniform, Read, Read, Write]),
-            Self::Exact => &spec!("attention", "exact", 128, &[Uniform, Read, Read, Read, Read, Write]),
+            Self::Exact => &spec!("attention", "exact", 64, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Append => &spec!("common", "append", 128, &[Uniform, Read, Write]),
             Self::Join => &spec!("common", "join", 256, &[Uniform, Read, Read, Read, Read, Write]),
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{WORKGROUP, partial_stride, value_lanes};
+use super::{partial_stride, value_lanes};
 use crate::attention::AttendOptions;
 use crate::error::Result;
 use crate::gpu::{
@@ -42,7 +42,7 @@ pub(crate) fn combine(
         variant: combine_variant(output.shape().dim, output.dtype(), options.sink_logits.is_some()),
         params: CombineParams { view, splits: parts.splits, padding: [0; 3] },
         buffers: &[Window::whole(&parts.partials), Window::whole(&sinks), window],
-        workgroups: u64::from(view.words).div_ceil(WORKGROUP as u64),
+        workgroups: u64::from(view.words).div_ceil(Kernel::Combine.workgroup().into()),
     })
 }
 

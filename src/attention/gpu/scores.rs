@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{AttentionParams, Ops, WORKGROUP};
+use super::{AttentionParams, Ops};
 use crate::attention::Geometry;
 use crate::error::Result;
 use crate::gpu::{Const, Dispatch, Kernel, KvView, Module, Recording, Variant, ViewUse, index32};
@@ -76,7 +76,7 @@ impl Ops {
             keys.bind("keys", ViewUse::Read, &self.gpu)?,
         );
         let bound = output.bind("scores", ViewUse::Write, &self.gpu)?;
-        let tiles = g.tokens.div_ceil(WORKGROUP);
+        let tiles = g.tokens.div_ceil(Kernel::ExactScores.workgroup() as usize);
         let [offset, ..] = bound.layout;
         recording.add(Dispatch {
             variant: scores_variant(g.key_dim, [queries.dtype(), keys.dtype()], key.paired),

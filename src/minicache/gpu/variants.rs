@@ -3,7 +3,7 @@
 use super::super::config::{DirectionPlanes, Mode};
 use super::super::folded::{Layout, PAGE};
 use super::{CAUSES, LANES, TOTALS_AT};
-use crate::attention::gpu::{FLASH, flash_constants};
+use crate::attention::gpu::flash_variant;
 use crate::gpu::{Const, Kernel, Module, Variant, listed_widths};
 use crate::qjl::planes::Rotation;
 use crate::tensor::{DType, Shape};
@@ -128,10 +128,9 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout, vectors: bool) -> V
 
 pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) -> Variant {
     let values = Layout { shape: Shape { dim: value_dim, ..keys.shape }, ..*keys };
-    let mut constants = attend_constants(keys, &values);
-    constants.extend(flash_constants([keys.shape.dim, value_dim], queries));
-    let modules = [&attend_modules(keys.dtype)[..], &[Module::MiniCacheWhole], &FLASH].concat();
-    Variant::new(Kernel::FoldedAttend, &modules, &constants)
+    let rows = [&attend_modules(keys.dtype)[..], &[Module::MiniCacheWhole]].concat();
+    let constants = attend_constants(keys, &values);
+    flash_variant(Kernel::FoldedAttend, &rows, [keys.shape.dim, value_dim], queries, &constants)
 }
 
 /// Attention over coded directions, of values the coded ones or the raw ones; queries come turned.
@@ -145,10 +144,9 @@ pub(super) fn attend_coded_variant(keys: &Layout, value_dim: usize, coded_values
         Const::U32("BITS", bits(keys)),
         Const::Bool("CODED_VALUES", coded_values),
     ]);
-    constants.extend(flash_constants([2 * half_width(keys.shape.dim), value_dim], DType::F32));
-    let rows = [Module::MiniCacheLevels, Module::MiniCacheCoded];
-    let modules = [&attend_modules(keys.dtype)[..], &rows, &FLASH].concat();
-    Variant::new(Kernel::FoldedAttend, &modules, &constants)
+    let rows = [&attend_modules(keys.dtype)[..], &[Module::MiniCacheLevels, Module::MiniCacheCoded]].concat();
+    let dims = [2 * half_width(keys.shape.dim), value_dim];
+    flash_variant(Kernel::FoldedAttend, &rows, dims, DType::F32, &constants)
 }
 
 fn attend_constants(keys: &Layout, values: &Layout) -> Vec<Const> {
