@@ -49,6 +49,7 @@ pub(crate) enum Kernel {
     Join,
     Combine,
     PlaneEncode,
+    PlaneEncodeTiles,
     PlaneTile,
     PlaneBlockMeans,
     PlaneProject,
@@ -131,6 +132,9 @@ impl Kernel {
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
             }
+            Self::PlaneEncodeTiles => {
+                &spec!("planes", "encode_tiles", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
+            }
             Self::PlaneTile => &spec!("planes", "tile", 128, &[Uniform, Read, Write]),
             Self::PlaneBlockMeans => &spec!("planes", "block_means", 128, &[Uniform, Read, Write]),
             Self::PlaneProject => &spec!("planes", "project", 128, &[Uniform, Read, Read, Read, Write]),
@@ -191,6 +195,9 @@ pub(crate) enum Module {
     PlaneCentre,
     PlanePrepare,
     PlaneRotate,
+    PlaneHadamard,
+    PlaneGroup,
+    PlaneNu,
     PlaneQuads,
     PlaneSketch,
     PlaneDot(Arithmetic),
@@ -254,6 +261,9 @@ impl Module {
             Self::PlaneCentre => wgsl!("planes/centre"),
             Self::PlanePrepare => wgsl!("planes/prepare"),
             Self::PlaneRotate => wgsl!("planes/rotate"),
+            Self::PlaneHadamard => wgsl!("planes/hadamard"),
+            Self::PlaneGroup => wgsl!("planes/group"),
+            Self::PlaneNu => wgsl!("planes/nu"),
             Self::PlaneSketch => wgsl!("planes/sketch"),
             Self::PlaneQuads => wgsl!("planes/quads"),
             Self::PlaneDot(Arithmetic::Exact) => wgsl!("planes/dot_exact"),
