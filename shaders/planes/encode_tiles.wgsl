@@ -71,33 +71,45 @@ fn load_part(here: Token, first: u32) -> Part {
     return Part(x, select(1u, 0u, finite) | select(0u, 2u, nonzero));
 }
 
-// Magnitudes in steps, from MIDDLE on, so that the whole steps are the same bits in all of them: a GPU rounds to whole numbers
-// slowly, and fast math undoes what rounds by sums alone.
+// Magnitudes in steps, from MIDDLE on, so that the whole steps are the same bits in all of them: codes without a conversion.
 fn steps_of(y: vec4<f32>, inverse_step: f32) -> vec4<u32> {
-    return bitcast<vec4<u32>>(min(abs(y) * inverse_step + f32(MIDDLE), vec4<f32>(f32(2u * MIDDLE) - 0.5)));
+    return bitcast<vec4<u32>>(min(fma(abs(y), vec4<f32>(inverse_step), vec4<f32>(f32(MIDDLE))),
+                                  vec4<f32>(f32(2u * MIDDLE) - 0.5)));
 }
 
-// Half the magnitudes of the levels of four numbers: whole steps and a half.
+// Half the magnitudes of the levels of four numbers: whole steps and a half. By floor: a H200 takes
+// longer for the bits of steps_of.
 fn levels_of(y: vec4<f32>, inverse_step: f32) -> vec4<f32> {
-    let whole = steps_of(y, inverse_step) & vec4<u32>(~((1u << FRACTION) - 1u));
-    return bitcast<vec4<f32>>(whole | vec4<u32>(1u << (FRACTION - 1u))) - f32(MIDDLE);
+    return min(floor(abs(y) * inverse_step) + 0.5, vec4<f32>(f32(MIDDLE) - 0.5));
+}
+
+// |y| . L and L . L of a lane at a step, channel by channel of a four, with halves of levels.
+struct Fit {
+    along: vec4<f32>,
+    squares: vec4<f32>,
+}
+
+fn with_four(fit: Fit, y: vec4<f32>, inverse_step: f32) -> Fit {
+    let levels = levels_of(y, inverse_step);
+    return Fit(fma(abs(y), levels, fit.along), fma(levels, levels, fit.squares));
+}
+
+// Both in one number each.
+fn fit_of(y: Channels, inverse_step: f32) -> vec2<f32> {
+    var fit = with_four(Fit(vec4<f32>(), vec4<f32>()), y.a, inverse_step);
+    fit = with_four(fit, y.b, inverse_step);
+    fit = with_four(fit, y.c, inverse_step);
+    fit = with_four(fit, y.d, inverse_step);
+    fit = with_four(fit, y.e, inverse_step);
+    fit = with_four(fit, y.f, inverse_step);
+    fit = with_four(fit, y.g, inverse_step);
+    fit = with_four(fit, y.h, inverse_step);
+    return vec2<f32>((fit.along.x + fit.along.y) + (fit.along.z + fit.along.w),
+                     (fit.squares.x + fit.squares.y) + (fit.squares.z + fit.squares.w));
 }
 
 fn square_sum(y: Channels) -> f32 {
     let sums = (y.a * y.a + y.b * y.b) + (y.c * y.c + y.d * y.d) + ((y.e * y.e + y.f * y.f) + (y.g * y.g + y.h * y.h));
-    return (sums.x + sums.y) + (sums.z + sums.w);
-}
-
-fn levels(y: Channels, inverse_step: f32) -> Channels {
-    return Channels(levels_of(y.a, inverse_step), levels_of(y.b, inverse_step), levels_of(y.c, inverse_step),
-                    levels_of(y.d, inverse_step), levels_of(y.e, inverse_step), levels_of(y.f, inverse_step),
-                    levels_of(y.g, inverse_step), levels_of(y.h, inverse_step));
-}
-
-// |y| . L of a lane.
-fn along(y: Channels, levels: Channels) -> f32 {
-    let sums = (abs(y.a) * levels.a + abs(y.b) * levels.b) + (abs(y.c) * levels.c + abs(y.d) * levels.d) +
-               ((abs(y.e) * levels.e + abs(y.f) * levels.f) + (abs(y.g) * levels.g + abs(y.h) * levels.h));
     return (sums.x + sums.y) + (sums.z + sums.w);
 }
 
@@ -118,8 +130,7 @@ fn coding_of(y: Channels, lane: u32) -> Coding {
     if (FIRST_PLANES > 1u) {
         for (var candidate = 0u; candidate < 5u; candidate++) {
             let step = base / (0.75 + 0.125 * f32(candidate));
-            let found = levels(y, step);
-            let sums = row_sum(vec4<f32>(along(y, found), square_sum(found), 0.0, 0.0), lane).xy;
+            let sums = row_sum(vec4<f32>(fit_of(y, step), 0.0, 0.0), lane).xy;
             let score = sums.x * sums.x / sums.y;
             let better = score > best;
             best = select(best, score, better);
