@@ -35,6 +35,15 @@ pub struct Caps {
     pub min_storage_buffer_offset_alignment: u32,
 }
 
+/// How codes meet queries and weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Arithmetic {
+    /// In f32.
+    Exact,
+    /// Queries and weights in 8 bits, by integer dot products.
+    Fast,
+}
+
 impl Caps {
     /// The capabilities of a device or adapter.
     #[must_use]

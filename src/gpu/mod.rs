@@ -29,11 +29,11 @@ pub use request::{Request, adapters};
 pub use shader::{Target, Variant};
 pub use view::KvView;
 
-pub(crate) use caps::listed_widths;
+pub(crate) use caps::{Arithmetic, listed_widths};
 pub(crate) use pipeline::Pipeline;
 pub(crate) use readback::{Prepared as ReadBackPrepared, words};
 pub(crate) use record::{Dispatch, Recording, Window};
-pub(crate) use shader::{Access, Arithmetic, Const, Kernel, Module};
+pub(crate) use shader::{Access, Const, Kernel, Module};
 pub(crate) use view::{BoundView, InputParams, OutputParams, ViewUse, index32};
 
 use crate::error::{Error, Result};

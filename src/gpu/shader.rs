@@ -3,7 +3,7 @@
 //! A kernel file is plain WGSL. A variant is that file behind the `enable` lines its target wants, a prelude of constants,
 //! and common modules chosen by capability. Nothing else is generated; what a browser gets has no comments.
 
-use super::strip;
+use super::{Arithmetic, strip};
 use crate::tensor::DType;
 
 /// The text of a file of `shaders/`.
@@ -197,22 +197,12 @@ pub(crate) enum Module {
     PlaneRotate,
     PlaneHadamard,
     PlaneGroup,
-    PlaneNu,
     PlaneQuads,
     PlaneSketch,
     PlaneDot(Arithmetic),
     PlaneMean,
     PlaneScore,
     PlaneWeigh(Arithmetic),
-}
-
-/// How codes meet queries and weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Arithmetic {
-    /// In f32.
-    Exact,
-    /// Queries and weights in 8 bits, by integer dot products.
-    Fast,
 }
 
 impl Module {
@@ -263,7 +253,6 @@ impl Module {
             Self::PlaneRotate => wgsl!("planes/rotate"),
             Self::PlaneHadamard => wgsl!("planes/hadamard"),
             Self::PlaneGroup => wgsl!("planes/group"),
-            Self::PlaneNu => wgsl!("planes/nu"),
             Self::PlaneSketch => wgsl!("planes/sketch"),
             Self::PlaneQuads => wgsl!("planes/quads"),
             Self::PlaneDot(Arithmetic::Exact) => wgsl!("planes/dot_exact"),

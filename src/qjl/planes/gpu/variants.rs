@@ -122,7 +122,6 @@ impl Make<'_> {
             Module::PlaneAngle,
             Module::PlaneCentre,
             Module::PlaneRotate,
-            Module::PlaneNu,
         ];
         // Small workgroups: between two barriers there is little to do.
         let workgroup = (layout.channels().div_ceil(4) as u32).next_power_of_two().clamp(32, 128);
@@ -155,7 +154,6 @@ impl Make<'_> {
             Module::PlaneCentre,
             Module::PlaneHadamard,
             Module::PlaneGroup,
-            Module::PlaneNu,
         ];
         let lanes = (layout.channels() / TILE) as u32;
         let mut constants = self.layout(layout, keys);
