@@ -50,3 +50,15 @@ fn row_exchange(value: vec4<f32>, lane: u32, offset: u32) -> vec4<f32> {
     }
     return other;
 }
+
+// Bits that any lane has set.
+fn row_or(bits: u32, lane: u32) -> u32 {
+    var all = bits;
+    for (var offset = 1u; offset < min(LANES, SUBGROUP_MIN); offset <<= 1u) {
+        all |= subgroupShuffleXor(all, offset);
+    }
+    for (var offset = SUBGROUP_MIN; offset < LANES; offset <<= 1u) {
+        all |= bitcast<u32>(row_exchange(vec4<f32>(bitcast<f32>(all)), lane, offset).x);
+    }
+    return all;
+}

@@ -1,4 +1,4 @@
-// What kernels that code rows are given, and the means of keys, or nothing.
+// What kernels that code rows are given, and the means of keys, or nothing. The kernel declares `input`, the rows, as it reads them.
 
 struct Params {
     view: View,
@@ -13,10 +13,12 @@ struct Params {
     // The position of the first token, where those of the others follow it.
     position: u32,
     consecutive: u32,
+    // Where rows go to tiles at once: the token of the store that the first becomes, and tiles of a head of the store.
+    first: u32,
+    store_tiles: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> input: array<u32>;
 @group(0) @binding(2) var<storage, read> channels: array<Channel>;
 @group(0) @binding(4) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(5) var<storage, read> positions: array<u32>;

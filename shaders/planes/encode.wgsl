@@ -1,5 +1,7 @@
 // Codes keys or values: centred and balanced by the tables, rotated, and each segment's channels kept in b bits beside one f16
-// scalar nu, row after row; tile.wgsl takes them from there. Two rows a workgroup. Twin: qjl::planes::cpu::encode.
+// scalar nu, row after row; tile.wgsl takes them from there. Two rows a workgroup. encode_tiles.wgsl does most rows in one pass. Twin: qjl::planes::cpu::encode.
+
+@group(0) @binding(1) var<storage, read> input: array<u32>;
 
 const ROW_WORDS: u32 = FIRST_WORDS + SECOND_WORDS;
 
@@ -102,26 +104,6 @@ fn put_code(bit_base: u32, i: u32, planes: u32, code: u32) {
     }
 }
 
-// Bits of a segment's nu, clamped to f16's range; the marker where the row is not finite.
-fn nu_bits(nu: f32, finite: bool) -> u32 {
-    if (!finite) {
-        return NON_FINITE_SCALE;
-    }
-    return half_bits(select(F16_MAX, nu, fits_f16(nu)));
-}
-
-// Counts a row that is odd; its sums may have left f32.
-fn count_row(finite: bool, peak: f32, nu: vec2<f32>) {
-    if (!finite) {
-        atomicAdd(&status[NON_FINITE_AT], 1u);
-    } else if (peak == 0.0) {
-        atomicAdd(&status[ZERO_AT], 1u);
-    }
-    if (finite && !(fits_f16(nu.x) && fits_f16(nu.y))) {
-        atomicAdd(&status[OVERFLOW_AT], 1u);
-    }
-}
-
 fn put(at: u32, word: u32) {
     if (at < arrayLength(&coded)) {
         coded[at] = word;
@@ -158,11 +140,11 @@ fn encode(place: Place, id: Invocation) {
         }
     }
     if (lane == 0u && first_row <= last) {
-        count_row(finite.x, peaks.x, vec2<f32>(first_nu.x, second_nu.x));
+        count_row(finite.x, peaks.x == 0.0, vec2<f32>(first_nu.x, second_nu.x));
         let low = nu_bits(first_nu.x, finite.x);
         var high = 0u;
         if (inside) {
-            count_row(finite.y, peaks.y, vec2<f32>(first_nu.y, second_nu.y));
+            count_row(finite.y, peaks.y == 0.0, vec2<f32>(first_nu.y, second_nu.y));
             high = nu_bits(first_nu.y, finite.y);
         }
         if (SECOND_PLANES == 0u) {

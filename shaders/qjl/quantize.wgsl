@@ -1,6 +1,8 @@
 // Sketches keys, less their mean where they have one: sign bits of S k and one scalar nu, row after row; planes/tile.wgsl takes them
 // from there. Two rows a workgroup, so that their f16 scalars share a word. Twin: qjl::cpu::quantize.
 
+@group(0) @binding(1) var<storage, read> input: array<u32>;
+
 const SKETCH_WORDS: u32 = (SKETCH_DIM + 31u) / 32u;
 
 var<workgroup> bits: array<atomic<u32>, 2u * SKETCH_WORDS>;

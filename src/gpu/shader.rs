@@ -52,6 +52,7 @@ pub(crate) enum Kernel {
     Join,
     Combine,
     PlaneEncode,
+    PlaneEncodeTiles,
     PlaneTile,
     PlaneBlockMeans,
     PlaneProject,
@@ -133,6 +134,9 @@ impl Kernel {
             Self::Combine => &spec!("common", "combine", 128, &[Uniform, Read, Read, Write]),
             Self::PlaneEncode => {
                 &spec!("planes", "encode", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
+            }
+            Self::PlaneEncodeTiles => {
+                &spec!("planes", "encode_tiles", 128, &[Uniform, Read, Read, Read, Read, Read, Write, Write])
             }
             Self::PlaneTile => &spec!("planes", "tile", 128, &[Uniform, Read, Write]),
             Self::PlaneBlockMeans => &spec!("planes", "block_means", 128, &[Uniform, Read, Write]),

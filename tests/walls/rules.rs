@@ -206,6 +206,7 @@ const ALONE: &[(&str, &str)] = &[
         "shaders/planes/encode.wgsl",
         "its twins are encode_keys and encode_values, which share a private encode",
     ),
+    ("shaders/planes/encode_tiles.wgsl", "its twins are those of encode.wgsl"),
     ("shaders/planes/tile.wgsl", "it moves words: its host form is tiles::pack"),
     ("shaders/planes/block_means.wgsl", "its twin is private to encode_keys"),
     ("shaders/planes/project.wgsl", "its twin is PlaneQueries, the rows that scores and attend read"),

@@ -1,7 +1,8 @@
-//! Sign planes on the GPU. `record.rs` records the kernels of `shaders/planes/`.
+//! Sign planes on the GPU. `coding.rs` and `record.rs` record the kernels of `shaders/planes/`.
 
 mod angles;
 mod buffers;
+mod coding;
 mod params;
 mod record;
 mod rotations;
@@ -10,7 +11,7 @@ mod variants;
 
 pub(in crate::qjl) use angles::Angles;
 pub use buffers::{PlaneBuffer, PositionBuffer, TableBuffer};
-pub(in crate::qjl) use record::Coding;
+pub(in crate::qjl) use coding::Coding;
 pub use rotations::CodecBuffer;
 pub(in crate::qjl) use rotations::projection_words;
 pub(crate) use variants::variants;

@@ -16,7 +16,9 @@ pub(in crate::qjl) struct EncodeParams {
     pub(in crate::qjl) block: u32,
     pub(in crate::qjl) position: u32,
     pub(in crate::qjl) consecutive: u32,
-    pub(in crate::qjl) padding: u32,
+    pub(in crate::qjl) first: u32,
+    pub(in crate::qjl) store_tiles: u32,
+    pub(in crate::qjl) padding: [u32; 3],
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

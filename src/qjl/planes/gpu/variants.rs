@@ -1,6 +1,8 @@
 //! The variants of the planes' kernels.
 
-use super::super::{CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment, Sketch};
+use super::super::{
+    BYTE, CALIBRATION_TOKENS, Centring, CodeLayout, Codec, PlanesOptions, STEPS, Segment, Sketch,
+};
 use super::rotations::offset_of;
 use super::tiles::{TILE, groups};
 use crate::attention::Geometry;
@@ -126,6 +128,37 @@ impl Make<'_> {
         let mut constants = self.layout(layout, keys);
         constants.push(Const::U32("LANES", workgroup));
         self.finish(Kernel::PlaneEncode, &modules, constants).with_workgroup(workgroup)
+    }
+
+    /// Whether rows of this layout can go to their tiles at once: one segment that Walsh-Hadamard turns, 32 channels an invocation.
+    pub(super) fn encodes_tiles(&self, layout: &CodeLayout, keys: bool) -> bool {
+        let [segment] = layout.segments() else { return false };
+        let signs = self.codec.rotations().get(segment.channels).is_some_and(|r| r.signs().is_some());
+        let has_block_means = keys && self.codec.block().is_some();
+        signs
+            && (1..BYTE).contains(&segment.planes)
+            && [32, 64, 128, 256].contains(&segment.channels)
+            && !has_block_means
+    }
+
+    /// Codes rows that start at whole vec4s into their tiles.
+    pub(super) fn encode_tiles(&self, layout: &CodeLayout, keys: bool, dtype: DType) -> Variant {
+        let modules = [
+            Module::Float,
+            Module::View,
+            Module::Load(dtype),
+            Module::Eight,
+            Module::Scale,
+            Module::PlaneChannel,
+            Module::PlaneAngle,
+            Module::PlaneCentre,
+            Module::PlaneHadamard,
+            Module::PlaneGroup,
+        ];
+        let lanes = (layout.channels() / TILE) as u32;
+        let mut constants = self.layout(layout, keys);
+        constants.extend([Const::Bool("IS_KEYS", keys), Const::U32("LANES", lanes)]);
+        self.finish(Kernel::PlaneEncodeTiles, &modules, constants).with_workgroup(TILE as u32 * lanes)
     }
 
     /// Moves coded rows to their tiles.
@@ -301,7 +334,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     let options = |centring| PlanesOptions::default().centring(centring);
     let mut codecs: Vec<Codec> = Vec::new();
-    for [key_dim, value_dim] in [[1, 1], [64, 64], [192, 128], [80, 80], [512, 511]] {
+    for [key_dim, value_dim] in [[1, 1], [64, 64], [128, 128], [192, 128], [256, 32], [80, 80], [512, 511]] {
         let rope =
             crate::rope::Rope::from_theta(key_dim, key_dim & !1, 1e4, crate::capture::RopeLayout::HalfSplit)
                 .ok();
@@ -318,6 +351,9 @@ pub(crate) fn variants() -> Vec<Variant> {
         for subgroups in listed_widths(&[4, 8, 32], codec.key_dim()) {
             let make = Make { codec, subgroups };
             for dtype in DType::ALL {
+                let whole = [(codec.keys(), true), (codec.values(), false)];
+                let whole = whole.into_iter().filter(|&(layout, keys)| make.encodes_tiles(layout, keys));
+                all.extend(whole.map(|(layout, keys)| make.encode_tiles(layout, keys, dtype)));
                 all.extend([
                     make.encode(codec.keys(), true, dtype),
                     make.encode(codec.values(), false, dtype),
