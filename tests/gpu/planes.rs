@@ -12,10 +12,11 @@ use kvfold::{DType, Error, Gpu, KvView, Shape, Tensor};
 
 use crate::Test;
 use crate::qjl::{Case, Folded, relative_l2};
-use crate::rows::{download, upload};
+use crate::rows::{download, scatter, upload};
 
 pub(crate) const TESTS: &[Test] = &[
     ("planes_codes_equal_their_twin", codes),
+    ("planes_codes_do_not_depend_on_where_rows_start", places),
     ("planes_count_and_mask_odd_rows", odd_rows),
     ("planes_scores_equal_the_reference_on_the_stored_codes", scores),
     ("planes_attend_equals_the_reference_on_the_stored_codes", attend),
@@ -159,6 +160,40 @@ fn codes(gpu: &Gpu) -> kvfold::Result<()> {
             cpu::decode_keys(codec, &twin[0], &coded.host_tables)?.into_iter().map(f64::from).collect();
         // A code at a cell's border moves by one step; few do, and the row's length stays.
         assert!(relative_l2(&decoded, &wide) < 0.02, "{options:?}");
+    }
+    Ok(())
+}
+
+/// Rows that start at 16 bytes are coded into tiles at once where they can be, any others row by row: the codes are the same.
+fn places(gpu: &Gpu) -> kvfold::Result<()> {
+    let plain = PlanesOptions::default().centring(Centring::None).rounds(3);
+    for (seed, (dim, planes)) in (60..).zip([(32, 1), (64, 2), (128, 3), (256, 4), (64, 5), (128, 1)]) {
+        let options = plain.key_planes(planes).value_planes(planes);
+        for dtype in DType::ALL {
+            let case = Case::new(seed, [2, 2, 45], [dim, dim], 1, 1);
+            let rows = broken(&case.keys, &[3, 44, 45, 100], &[f32::NAN, f32::INFINITY, 0.0, f32::NAN]);
+            let rows = Tensor::from_f32(&rows.view().to_f32(), dtype, rows.shape()).unwrap();
+            let strides = kvfold::Strides::contiguous(rows.shape());
+            let codes = |rows: KvView| -> kvfold::Result<[PlaneCodes; 2]> {
+                let ops = Ops::new(gpu);
+                let codec = ops.upload_codec(&Codec::new(options, dim, dim, None)?)?;
+                let tables = ops.upload_tables(&codec, &Tables::identity(2, dim))?;
+                let positions = ops.upload_positions(&codec, Positions::Start(&[0, 0]), 2, 45)?;
+                let [keys, values] = gpu.submit(|encoder| {
+                    let keys = ops.encode_key_codes(encoder, &rows, &codec, &tables, &positions)?;
+                    Ok([keys, ops.encode_value_codes(encoder, &rows, &codec)?])
+                })?;
+                let read = |codes: &PlaneBuffer| gpu.submit(|encoder| codes.read_back(gpu, encoder));
+                Ok([gpu.block_on(keys.parse(read(&keys)?))?, gpu.block_on(values.parse(read(&values)?))?])
+            };
+            let [at_once, one_by_one] = [0, 1].map(|offset| codes(scatter(gpu, &rows, offset, strides)));
+            for (at_once, one_by_one) in at_once?.iter().zip(&one_by_one?) {
+                let context = format!("{planes} planes of {dim} channels of {dtype}");
+                assert_eq!(at_once.status.non_finite, 3, "{context}");
+                assert_eq!(at_once.status, one_by_one.status, "{context}");
+                compare_codes(at_once, one_by_one, &context);
+            }
+        }
     }
     Ok(())
 }
