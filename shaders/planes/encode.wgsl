@@ -1,5 +1,6 @@
 // Codes keys or values: centred and balanced by the tables, rotated, and each segment's channels kept in b bits beside one f16
-// scalar nu, row after row; tile.wgsl takes them from there. Two rows a workgroup. encode_tiles.wgsl does most rows in one pass. Twin: qjl::planes::cpu::encode.
+// scalar nu, row after row; tile.wgsl takes them from there. Two rows a workgroup. encode_tiles.wgsl does most rows in one pass.
+// Twin: qjl::planes::cpu::encode.
 
 @group(0) @binding(1) var<storage, read> input: array<u32>;
 

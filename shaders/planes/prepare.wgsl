@@ -40,34 +40,34 @@ fn put_word(row: u32, at: u32, word: u32) {
     }
 }
 
-// Whole units of a number of a row.
-fn units_of(row: u32, i: u32, unit: f32) -> f32 {
-    return clamp(floor(part_of_row(row, i) / unit + 0.5), -127.0, 127.0);
-}
-
-// Each of the groups of 32 numbers of a row's sketch in whole units of its own: four codes an invocation, and by the first of a
-// group's the unit and the sum.
+// The numbers of a row's sketch in whole units, of which each group of 32 has its own: a number an invocation. The first of each
+// four puts their codes, and the first of a group the unit and the sum.
 fn put_groups(row: u32, groups: u32, lane: u32) {
-    for (var four = lane; four < 8u * groups; four += WORKGROUP) {
-        let first = 32u * (four / 8u);
-        var peak = vec4<f32>();
-        for (var i = 0u; i < 32u; i += 4u) {
-            peak = max(peak, abs(vec4<f32>(part_of_row(row, first + i), part_of_row(row, first + i + 1u),
-                                           part_of_row(row, first + i + 2u), part_of_row(row, first + i + 3u))));
+    for (var first = 0u; first < 32u * groups; first += WORKGROUP) {
+        let i = min(first + lane, 32u * groups - 1u);
+        let number = part_of_row(row, i);
+        var peak = abs(number);
+        for (var offset = 1u; offset < 32u; offset <<= 1u) {
+            peak = max(peak, row_exchange(vec4<f32>(peak), lane, offset).x);
         }
-        let unit = max(max(max(peak.x, peak.y), max(peak.z, peak.w)), 1e-30) / 127.0;
-        var word = 0u;
-        for (var j = 0u; j < 4u; j++) {
-            word |= (bitcast<u32>(i32(units_of(row, 4u * four + j, unit))) & 0xffu) << (8u * j);
+        let unit = max(peak, 1e-30) / 127.0;
+        let code = clamp(floor(number / unit + 0.5), -127.0, 127.0);
+        let next = row_exchange(vec4<f32>(code), lane, 1u).x;
+        let other = row_exchange(vec4<f32>(code, next, 0.0, 0.0), lane, 2u);
+        // All are whole, so that their order does not matter.
+        var sum = (code + next) + (other.x + other.y);
+        for (var offset = 4u; offset < 32u; offset <<= 1u) {
+            sum += row_exchange(vec4<f32>(sum), lane, offset).x;
         }
-        put_word(row, BYTES_AT + four, word);
-        if (four % 8u == 0u) {
-            var sum = 0.0;
-            for (var i = 0u; i < 32u; i++) {
-                sum += units_of(row, first + i, unit);
-            }
-            put(row, UNITS_AT + four / 8u, unit);
-            put(row, SUMS_AT + four / 8u, sum);
+        let is_own = first + lane == i;
+        if (is_own && i % 4u == 0u) {
+            let codes = vec4<u32>(vec4<i32>(vec4<f32>(code, next, other.x, other.y))) & vec4<u32>(0xffu);
+            let bytes = codes << vec4<u32>(0u, 8u, 16u, 24u);
+            put_word(row, BYTES_AT + i / 4u, (bytes.x | bytes.y) | (bytes.z | bytes.w));
+        }
+        if (is_own && i % 32u == 0u) {
+            put(row, UNITS_AT + i / 32u, unit);
+            put(row, SUMS_AT + i / 32u, sum);
         }
     }
 }
