@@ -20,13 +20,13 @@ fn eight_levels(words: vec2<u32>, eight: u32, dim: u32, unit: f32) -> Eight {
 
 fn key_levels(word: u32, eight: u32) -> Eight {
     let at = min(8u * eight * BITS / 32u, KEY_SLOT_WORDS - 1u);
-    let words = vec2<u32>(key_word(word + at), key_word(word + min(at + 1u, KEY_SLOT_WORDS - 1u)));
+    let words = vec2<u32>(keys[word + at], keys[word + min(at + 1u, KEY_SLOT_WORDS - 1u)]);
     return eight_levels(words, eight, KEY_DIM, KEY_LEVEL_UNIT);
 }
 
 fn value_levels(word: u32, eight: u32) -> Eight {
     let at = min(8u * eight * BITS / 32u, VALUE_SLOT_WORDS - 1u);
-    let words = vec2<u32>(value_word(word + at), value_word(word + min(at + 1u, VALUE_SLOT_WORDS - 1u)));
+    let words = vec2<u32>(values[word + at], values[word + min(at + 1u, VALUE_SLOT_WORDS - 1u)]);
     return eight_levels(words, eight, VALUE_DIM, VALUE_LEVEL_UNIT);
 }
 

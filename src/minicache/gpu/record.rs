@@ -327,11 +327,7 @@ impl Ops {
         member: usize,
     ) -> Result<()> {
         let [keys, values] = folded.map(|folded| &folded.layout);
-        let vectors = folded.iter().all(|folded| {
-            folded.layout.shape.dim.is_multiple_of(8)
-                && folded.totals.sections(&folded.layout).start_at_vectors()
-        });
-        let variant = attend_variant(keys, values.shape.dim, queries.dtype(), vectors);
+        let variant = attend_variant(keys, values.shape.dim, queries.dtype());
         self.attend_by(recording, variant, pass, queries, folded, member)
     }
 

@@ -126,13 +126,10 @@ pub(super) fn store_variant(kernel: Kernel, layout: &Layout, vectors: bool) -> V
     Variant::new(kernel, &[&modules, access].concat(), &constants)
 }
 
-pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType, vectors: bool) -> Variant {
+pub(super) fn attend_variant(keys: &Layout, value_dim: usize, queries: DType) -> Variant {
     let values = Layout { shape: Shape { dim: value_dim, ..keys.shape }, ..*keys };
-    let store = if vectors { Module::MiniCacheStoreVectors } else { Module::MiniCacheStoreWords };
-    let rows = [&attend_modules(keys.dtype)[..], &[store, Module::MiniCacheWhole]].concat();
-    let mut constants = attend_constants(keys, &values);
-    // For the name alone, in which modules do not stand.
-    constants.push(Const::Bool("VECTORS", vectors));
+    let rows = [&attend_modules(keys.dtype)[..], &[Module::MiniCacheWhole]].concat();
+    let constants = attend_constants(keys, &values);
     flash_variant(Kernel::FoldedAttend, &rows, [keys.shape.dim, value_dim], queries, &constants)
 }
 
@@ -147,8 +144,7 @@ pub(super) fn attend_coded_variant(keys: &Layout, value_dim: usize, coded_values
         Const::U32("BITS", bits(keys)),
         Const::Bool("CODED_VALUES", coded_values),
     ]);
-    let coded = [Module::MiniCacheStoreWords, Module::MiniCacheLevels, Module::MiniCacheCoded];
-    let rows = [&attend_modules(keys.dtype)[..], &coded].concat();
+    let rows = [&attend_modules(keys.dtype)[..], &[Module::MiniCacheLevels, Module::MiniCacheCoded]].concat();
     let dims = [2 * half_width(keys.shape.dim), value_dim];
     flash_variant(Kernel::FoldedAttend, &rows, dims, DType::F32, &constants)
 }
@@ -276,9 +272,7 @@ pub(crate) fn variants() -> Vec<Variant> {
             variants.extend(widened(&group_similarity_variant(&layout), &[8, 32], dim));
         }
         for queries in [dtype, DType::F32] {
-            for vectors in listed_vectors(dim) {
-                variants.extend(widened(&attend_variant(&layout, dim, queries, vectors), &[8, 32], dim));
-            }
+            variants.extend(widened(&attend_variant(&layout, dim, queries), &[8, 32], dim));
         }
         if mode == Mode::Shared {
             variants.extend(coded_variants(layout));
