@@ -166,9 +166,10 @@ fn codes(gpu: &Gpu) -> kvfold::Result<()> {
 
 /// Rows that start at 16 bytes are coded into tiles at once where they can be, any others row by row: the codes are the same.
 fn places(gpu: &Gpu) -> kvfold::Result<()> {
-    let plain = PlanesOptions::default().centring(Centring::None).rounds(3);
-    for (seed, (dim, planes)) in (60..).zip([(32, 1), (64, 2), (128, 3), (256, 4), (64, 5), (128, 1)]) {
-        let options = plain.key_planes(planes).value_planes(planes);
+    let plain = PlanesOptions::default().centring(Centring::None);
+    let settings = [(32, 1, 3), (64, 2, 4), (128, 3, 3), (256, 4, 3), (256, 4, 4), (64, 5, 1), (128, 1, 2)];
+    for (seed, (dim, planes, rounds)) in (60..).zip(settings) {
+        let options = plain.key_planes(planes).value_planes(planes).rounds(rounds);
         for dtype in DType::ALL {
             let case = Case::new(seed, [2, 2, 45], [dim, dim], 1, 1);
             let rows = broken(&case.keys, &[3, 44, 45, 100], &[f32::NAN, f32::INFINITY, 0.0, f32::NAN]);

@@ -135,7 +135,10 @@ impl Make<'_> {
         let [segment] = layout.segments() else { return false };
         let signs = self.codec.rotations().get(segment.channels).is_some_and(|r| r.signs().is_some());
         let has_block_means = keys && self.codec.block().is_some();
+        // Their codes, and the weights of four rounds, take more workgroup memory than every device has.
+        let is_too_large = !keys && segment.channels == 256 && self.codec.options().rounds > 3;
         signs
+            && !is_too_large
             && (1..BYTE).contains(&segment.planes)
             && [32, 64, 128, 256].contains(&segment.channels)
             && !has_block_means
@@ -347,6 +350,10 @@ pub(crate) fn variants() -> Vec<Variant> {
                 .filter_map(|o| Codec::new(o, key_dim, value_dim, rope.clone()).ok()),
         );
     }
+    // The most rounds, at the most channels that are coded into tiles: what takes most workgroup memory.
+    codecs.extend(
+        [3, 4].into_iter().filter_map(|r| Codec::new(options(Centring::None).rounds(r), 256, 256, None).ok()),
+    );
     for codec in &codecs {
         for subgroups in listed_widths(&[4, 8, 32], codec.key_dim()) {
             let make = Make { codec, subgroups };
