@@ -215,12 +215,8 @@ impl Ops {
         let variant = quantize_values_variant(shape.dim, values.dtype());
         recording.add(Dispatch {
             variant: variant.with_subgroups(self.gpu.caps().shuffle_width()),
-            params: QuantizeValuesParams {
-                view,
-                scales_at: index32(coding.rows.scales_at)?,
-                padding: [0; 3],
-            },
-            buffers: &[input, Window::whole(&coding.rows.buffer), Window::whole(&coding.codes.status)],
+            params: QuantizeValuesParams { view, scales_at: index32(coding.scales_at)?, padding: [0; 3] },
+            buffers: &[input, Window::whole(coding.to), Window::whole(coding.status)],
             workgroups: (shape.rows() as u64).div_ceil(u64::from(WORKGROUP / VALUE_ROW_LANES)),
         })
     }

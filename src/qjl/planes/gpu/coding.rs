@@ -1,5 +1,6 @@
 //! The recorders of what codes rows: each records the kernel of its name in `shaders/planes/`, or of `shaders/qjl/` for sketches.
 
+use super::super::CodeLayout;
 use super::params::{BlockMeansParams, EncodeParams, TileParams};
 use super::tiles::TILE;
 use super::{CodecBuffer, Ops, PlaneBuffer, PositionBuffer, Side, TableBuffer};
@@ -14,9 +15,9 @@ const STATUS_BYTES: u64 = 12;
 const WORKGROUP: u64 = 128;
 
 /// Rows on their way from their coding to their tiles: where scalars and means stand behind their codes, in words.
-pub(in crate::qjl) struct Rows {
-    pub(in crate::qjl) buffer: wgpu::Buffer,
-    pub(in crate::qjl) scales_at: usize,
+struct Rows {
+    buffer: wgpu::Buffer,
+    scales_at: usize,
     means_at: usize,
     /// Block means of a head.
     blocks: usize,
@@ -25,26 +26,33 @@ pub(in crate::qjl) struct Rows {
 /// How rows are coded, and where to.
 pub(in crate::qjl) struct Coding<'a> {
     pub(in crate::qjl) codec: &'a CodecBuffer,
-    pub(in crate::qjl) codes: &'a PlaneBuffer,
     tables: &'a TableBuffer,
     positions: &'a PositionBuffer,
-    pub(in crate::qjl) rows: Rows,
+    /// What takes the codes and, from these words on, scalars and block means.
+    pub(in crate::qjl) to: &'a wgpu::Buffer,
+    pub(in crate::qjl) scales_at: usize,
+    means_at: usize,
+    /// Counts of odd rows.
+    pub(in crate::qjl) status: &'a wgpu::Buffer,
+    /// Where rows go to tiles at once: the token of the store that the first becomes, and tiles of a head of the store.
+    tiles: [usize; 2],
 }
 
 impl Coding<'_> {
     pub(in crate::qjl) fn params(&self, view: InputParams) -> Result<EncodeParams> {
         let (position, consecutive) = self.positions.consecutive();
+        let [first, store_tiles] = self.tiles;
         Ok(EncodeParams {
             view,
             set_heads: self.tables.set_heads(),
             fine_at: self.positions.angles.fine_at,
-            scales_at: index32(self.rows.scales_at)?,
-            means_at: index32(self.rows.means_at)?,
+            scales_at: index32(self.scales_at)?,
+            means_at: index32(self.means_at)?,
             block: self.codec.codec.block().unwrap_or(1) as u32,
             position,
             consecutive,
-            first: 0,
-            store_tiles: 0,
+            first: index32(first)?,
+            store_tiles: index32(store_tiles)?,
             padding: [0; 3],
         })
     }
@@ -57,8 +65,8 @@ impl Coding<'_> {
             Window::whole(&self.codec.rotations),
             Window::whole(&self.positions.angles.buffer),
             Window::whole(&self.positions.positions),
-            Window::whole(&self.rows.buffer),
-            Window::whole(&self.codes.status),
+            Window::whole(self.to),
+            Window::whole(self.status),
         ]
     }
 }
@@ -84,20 +92,28 @@ impl Ops {
         let at_once = codec.codec.sketch().is_none()
             && self.make(codec).encodes_tiles(&codes.layout, codes.side == Side::Keys)
             && rows.bind("rows to code", ViewUse::Read, &self.gpu)?.vectors;
+        let status = &codes.status;
         if at_once {
-            return self.encode_tiles(recording, rows, codec, codes, (tables, positions), first);
+            let tiles = [first, codes.tiles().tiles];
+            let (to, scales_at) = (&codes.store, codes.scales_at);
+            let coding = Coding { codec, tables, positions, to, scales_at, means_at: 0, status, tiles };
+            return self.encode_tiles(recording, rows, codes, &coding);
         }
-        let rows_of = self.rows(rows, codec, codes)?;
-        let coding = Coding { codec, codes, tables, positions, rows: rows_of };
+        let coded = self.rows(rows, codec, codes)?;
+        let Rows { buffer: to, scales_at, means_at, .. } = &coded;
+        let (scales_at, means_at) = (*scales_at, *means_at);
+        let coding = Coding { codec, tables, positions, to, scales_at, means_at, status, tiles: [0; 2] };
         if codes.side == Side::Keys {
-            self.block_means(recording, rows, codec, &coding.rows)?;
+            self.block_means(recording, rows, codec, &coded)?;
         }
         match (codec.codec.sketch(), codes.side) {
-            (None, _) => self.code(recording, rows, &coding)?,
+            (None, _) => {
+                self.code(recording, rows, (&codes.layout, codes.side == Side::Keys), &coding)?;
+            }
             (Some(_), Side::Keys) => SketchOps::new(&self.gpu).quantize(recording, rows, &coding)?,
             (Some(_), Side::Values) => SketchOps::new(&self.gpu).quantize_values(recording, rows, &coding)?,
         }
-        self.tile(recording, rows, codec, &coding.rows, codes, first)
+        self.tile(recording, rows, codec, &coded, codes, first)
     }
 
     /// Codes rows as values are, and leaves them as they come: codes row after row in words, then, from the word given on,
@@ -115,33 +131,17 @@ impl Ops {
         let buffer = self.gpu.storage("coded rows", bytes as u64)?;
         let status = self.gpu.storage("status", STATUS_BYTES)?;
         let (tables, positions) = self.plain(1, shape.dim)?;
-        let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
-        recording.add(Dispatch {
-            variant: self.make(codec).encode(layout, false, rows.dtype()),
-            params: EncodeParams {
-                view,
-                set_heads: tables.set_heads(),
-                fine_at: positions.angles.fine_at,
-                scales_at: index32(scales_at)?,
-                means_at: 0,
-                block: 1,
-                position: 0,
-                consecutive: 1,
-                first: 0,
-                store_tiles: 0,
-                padding: [0; 3],
-            },
-            buffers: &[
-                input,
-                Window::whole(&tables.buffer),
-                Window::whole(&codec.rotations),
-                Window::whole(&positions.angles.buffer),
-                Window::whole(&positions.positions),
-                Window::whole(&buffer),
-                Window::whole(&status),
-            ],
-            workgroups: (shape.rows() as u64).div_ceil(2),
-        })?;
+        let coding = Coding {
+            codec,
+            tables: &tables,
+            positions: &positions,
+            to: &buffer,
+            scales_at,
+            means_at: 0,
+            status: &status,
+            tiles: [0; 2],
+        };
+        self.code(recording, rows, (layout, false), &coding)?;
         Ok((buffer, scales_at))
     }
 
@@ -150,49 +150,32 @@ impl Ops {
         &self,
         recording: &mut Recording<'_>,
         rows: &KvView,
-        codec: &CodecBuffer,
         codes: &PlaneBuffer,
-        (tables, positions): (&TableBuffer, &PositionBuffer),
-        first: usize,
+        coding: &Coding<'_>,
     ) -> Result<()> {
         let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
-        let (shape, (position, consecutive)) = (rows.shape(), positions.consecutive());
+        let (shape, [first, _], is_keys) = (rows.shape(), coding.tiles, codes.side == Side::Keys);
         let touched = (first + shape.tokens).div_ceil(TILE) - first / TILE;
         let workgroups = if shape.rows() == 0 { 0 } else { shape.batch * shape.heads * touched };
         recording.add(Dispatch {
-            variant: self.make(codec).encode_tiles(&codes.layout, codes.side == Side::Keys, rows.dtype()),
-            params: EncodeParams {
-                view,
-                set_heads: tables.set_heads(),
-                fine_at: positions.angles.fine_at,
-                scales_at: index32(codes.scales_at)?,
-                means_at: 0,
-                block: 1,
-                position,
-                consecutive,
-                first: index32(first)?,
-                store_tiles: index32(codes.tiles().tiles)?,
-                padding: [0; 3],
-            },
-            buffers: &[
-                input,
-                Window::whole(&tables.buffer),
-                Window::whole(&codec.rotations),
-                Window::whole(&positions.angles.buffer),
-                Window::whole(&positions.positions),
-                Window::whole(&codes.store),
-                Window::whole(&codes.status),
-            ],
+            variant: self.make(coding.codec).encode_tiles(&codes.layout, is_keys, rows.dtype()),
+            params: coding.params(view)?,
+            buffers: &coding.bindings(input),
             workgroups: workgroups as u64,
         })
     }
 
-    /// Codes rotated rows.
-    fn code(&self, recording: &mut Recording<'_>, rows: &KvView, coding: &Coding<'_>) -> Result<()> {
+    /// Codes rotated rows of a layout, as keys are or as values.
+    fn code(
+        &self,
+        recording: &mut Recording<'_>,
+        rows: &KvView,
+        (layout, is_keys): (&CodeLayout, bool),
+        coding: &Coding<'_>,
+    ) -> Result<()> {
         let (input, view) = rows.bind_input("rows to code", &self.gpu)?;
-        let Coding { codec, codes, .. } = coding;
         recording.add(Dispatch {
-            variant: self.make(codec).encode(&codes.layout, codes.side == Side::Keys, rows.dtype()),
+            variant: self.make(coding.codec).encode(layout, is_keys, rows.dtype()),
             params: coding.params(view)?,
             buffers: &coding.bindings(input),
             workgroups: (rows.shape().rows() as u64).div_ceil(2),
