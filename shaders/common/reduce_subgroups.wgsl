@@ -3,8 +3,8 @@
 
 var<workgroup> exchange: array<vec4<f32>, WORKGROUP>;
 
-// Subgroup lanes need not follow local_invocation_index, so a row's lanes are numbered by subgroup. WORKGROUP is a multiple
-// of every subgroup size (4 to 128), so all subgroups are full.
+// Subgroup lanes need not follow local_invocation_index, so a row's lanes are numbered by subgroup. The host takes these texts only
+// where no subgroup is larger than WORKGROUP, so that all subgroups are full.
 fn lane_of(id: Invocation) -> u32 {
     return id.subgroup * id.subgroup_size + id.subgroup_lane;
 }

@@ -69,10 +69,17 @@ impl Caps {
         self.max_storage_buffer_binding_size.min(self.max_buffer_size)
     }
 
-    /// The subgroup size that shuffles may count on, where every subgroup divides the kernels' workgroup of 128.
+    /// The subgroup size that shuffles may count on; workgroups that any subgroup may exceed take none
+    /// ([`Self::fills_subgroups`]).
     pub(crate) fn shuffle_width(&self) -> Option<u32> {
         let (smallest, largest) = self.subgroups?;
         (smallest >= 4 && largest <= 128).then_some(smallest)
+    }
+
+    /// Whether a workgroup of so many invocations, a power of two, is one or more whole subgroups: of one that it only fills in part
+    /// nothing says which lanes are its own.
+    pub(crate) fn fills_subgroups(&self, invocations: u32) -> bool {
+        self.subgroups.is_none_or(|(_, largest)| largest <= invocations)
     }
 }
 
@@ -91,5 +98,29 @@ pub(crate) fn backend_name(backend: wgpu::Backend) -> &'static str {
         wgpu::Backend::Dx12 => "dx12",
         wgpu::Backend::Gl => "gl",
         wgpu::Backend::BrowserWebGpu => "webgpu",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffles_want_full_subgroups() {
+        let limits = wgpu::Limits::default();
+        let info = |smallest, largest| {
+            let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::DiscreteGpu, wgpu::Backend::Vulkan);
+            (info.subgroup_min_size, info.subgroup_max_size) = (smallest, largest);
+            Caps::new(&info, wgpu::Features::SUBGROUP, &limits)
+        };
+        for (sizes, filled) in
+            [((32, 32), [true, true]), ((4, 64), [false, true]), ((64, 128), [false, false])]
+        {
+            let caps = info(sizes.0, sizes.1);
+            assert_eq!(caps.shuffle_width(), Some(sizes.0));
+            assert_eq!([32, 64].map(|invocations| caps.fills_subgroups(invocations)), filled, "{sizes:?}");
+        }
+        let none = Caps { subgroups: None, ..info(4, 64) };
+        assert!(none.fills_subgroups(1));
     }
 }

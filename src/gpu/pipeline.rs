@@ -13,8 +13,11 @@ pub(crate) struct Pipeline {
 }
 
 impl Gpu {
-    /// The pipeline of a variant, compiled on first use.
+    /// The pipeline of a variant, compiled on first use; without shuffles where subgroups may be wider than its workgroups.
     pub(crate) fn pipeline(&self, variant: &Variant) -> Result<Arc<Pipeline>> {
+        if !variant.is_default() && !self.caps().fills_subgroups(variant.workgroup()) {
+            return self.pipeline(&variant.clone().with_subgroups(None));
+        }
         if let Some(pipeline) = lock(&self.shared.pipelines).get(variant) {
             return Ok(Arc::clone(pipeline));
         }
