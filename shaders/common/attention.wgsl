@@ -9,7 +9,7 @@ struct Attention {
     // Tokens that the store has room for, and how its first one is numbered within the sequence.
     tokens: u32,
     start: u32,
-    // Splits of this store, tokens of one (a multiple of WORKGROUP), splits of all stores, and those before this store's.
+    // Splits of this store, tokens of one (whole tiles of a workgroup), splits of all stores, and those before this store's.
     splits: u32,
     split: u32,
     all_splits: u32,

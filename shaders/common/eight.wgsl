@@ -37,6 +37,17 @@ fn eight_of_words(low: vec4<u32>, high: vec4<u32>) -> Eight {
     return Eight(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high), true);
 }
 
+// The same, zeros where one is not finite.
+fn finite_halves(words: vec4<u32>) -> Eight {
+    let eight = eight_of_halves(words);
+    return eight_if(eight.low, eight.high, words_are_finite(words));
+}
+
+fn finite_words(low: vec4<u32>, high: vec4<u32>) -> Eight {
+    let eight = eight_of_words(low, high);
+    return eight_if(eight.low, eight.high, both(words_are_finite(low), words_are_finite(high)));
+}
+
 fn held_if(low: vec4<u32>, high: vec4<u32>, of_input: bool, finite: bool) -> Held {
     return Held(select(vec4<u32>(), low, finite), select(vec4<u32>(), high, finite), of_input, finite);
 }

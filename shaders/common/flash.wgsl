@@ -19,7 +19,8 @@ const SPAN: u32 = min(LANES, MOST_TOKENS);
 const CHUNKS: u32 = SPAN / 4u;
 // Tokens that a workgroup looks at together.
 const TILE: u32 = SPAN * STREAMS;
-// A lane's part of a score whose value is not finite: no sum with it is in range.
+// A lane's part of a score whose value is not finite: no sum with it is in range, unless other lanes' parts exceed 1.3e38, which no
+// rows of f16 do.
 const ODD: f32 = -3.0e38;
 
 var<workgroup> gathered: array<vec4<f32>, WORKGROUP>;
@@ -130,7 +131,7 @@ fn weigh(found: Found, own: vec4<f32>, seen: Seen, kv_head: u32, token: u32, lan
     let rank = (lane % LANES) / (LANES / SPAN);
     let at = min(token + rank, params.attention.tokens - 1u);
     let logit = logits_of(own * key_scale(kv_head, at), token + rank, true, seen);
-    // Asked before the factor, which may be 0.
+    // Asked before the factor, which may be 0; so a score that leaves f32's range only without its factor is masked, too.
     let x = select(vec4<f32>(LOWEST), logit, are_in_range(own));
     var peak = x;
     for (var offset = LANES / SPAN; offset < LANES; offset <<= 1u) {

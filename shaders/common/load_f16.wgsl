@@ -1,5 +1,5 @@
 // f16 elements, two a word, which needs no device feature. What is finite is read off the stored bits: fast math, which
-// wgpu leaves on in Metal, takes every f32 to be finite.
+// wgpu leaves on in Metal, takes every f32 to be finite. Keys of exact attention alone are asked by their scores' bits (float.wgsl).
 
 fn word_index(element_index: u32) -> u32 {
     return element_index >> 1u;

@@ -1,5 +1,6 @@
 // Restores one layer of a folded pair: raw rows bit for bit, merged rows as magnitude times direction. One invocation per
-// 32-bit word of the output, or per eight channels, as restore_words.wgsl and restore_eights.wgsl bind store and output. Twin: minicache::cpu::restore.
+// 32-bit word of the output, or per eight channels of four rows, as restore_words.wgsl and restore_eights.wgsl bind store and output.
+// Twin: minicache::cpu::restore.
 
 struct Params {
     view: Output,
@@ -11,6 +12,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
+
 fn page_at(index: u32) -> Page {
     let entry = params.sections.pages + 3u * index;
     return Page(stored_word(entry), stored_word(entry + 1u), stored_word(entry + 2u));

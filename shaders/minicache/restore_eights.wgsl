@@ -53,7 +53,8 @@ fn rounded(a: vec4<f32>, b: vec4<f32>) -> Channels {
 fn put(start: u32, token: u32, eight: u32, row: Loaded) {
     let numbers = numbers_of_slot(row.words);
     let whole = row.found.magnitude == NOWHERE;
-    let merged = rounded(select(row.magnitude * numbers.low, numbers.low, whole), select(row.magnitude * numbers.high, numbers.high, whole));
+    let merged = rounded(select(row.magnitude * numbers.low, numbers.low, whole),
+                         select(row.magnitude * numbers.high, numbers.high, whole));
     let at = (start + token * params.view.place.w + 8u * eight) / (4u * ELEMENTS);
     if (token < params.view.tokens && at + LAST < arrayLength(&output)) {
         output[at] = select(merged.low, row.words.low, row.found.raw);

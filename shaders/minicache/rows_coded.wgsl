@@ -37,12 +37,11 @@ fn raw_key(word: u32, eight: u32) -> Eight {
     return eight_of_halves(key_words(word, 4u * eight, false));
 }
 
-fn raw_value(word: u32, eight: u32) -> Held {
+fn raw_value(word: u32, eight: u32) -> Eight {
     if (ELEMENTS == 1u) {
-        return held_words(value_words(word, 8u * eight, true), value_words(word, 8u * eight + 4u, true));
+        return finite_words(value_words(word, 8u * eight, true), value_words(word, 8u * eight + 4u, true));
     }
-    let held = held_halves(value_words(word, 4u * eight, false));
-    return held_numbers(Eight(eight_of_halves(held.low).low, eight_of_halves(held.low).high, held.finite));
+    return finite_halves(value_words(word, 4u * eight, false));
 }
 
 fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
@@ -62,15 +61,15 @@ fn key_eight(kv_head: u32, token: u32, eight: u32) -> Eight {
 
 fn value_held(kv_head: u32, token: u32, eight: u32) -> Held {
     let row = value_row(kv_head, token);
-    var held = Held();
+    var found = Eight(vec4<f32>(), vec4<f32>(), false);
     if (row.raw) {
         if (!CODED_VALUES) {
-            held = raw_value(row.word, eight);
+            found = raw_value(row.word, eight);
         }
     } else if (CODED_VALUES) {
-        held = held_numbers(value_levels(row.word, eight));
+        found = value_levels(row.word, eight);
     }
-    return held;
+    return held_numbers(found);
 }
 
 fn value_of(held: Held) -> Eight {

@@ -1,6 +1,7 @@
 // Codes keys or values as encode.wgsl does, and puts them where attention reads them (quads.wgsl), in one pass: for rows of one
 // segment of 32, 64, 128 or 256 channels, turned by Walsh-Hadamard. A workgroup a tile of the store, LANES lanes for each of its 32
-// tokens. Twin: qjl::planes::cpu::encode.
+// tokens. A negative number at the very edge of a step goes to the next code outward, not inward: rows whose squares leave f32, whose
+// step is none, are all such edges. Twin: qjl::planes::cpu::encode.
 
 @group(0) @binding(1) var<storage, read> input: array<vec4<u32>>;
 
@@ -32,12 +33,9 @@ fn token_at(head: u32, tile: u32, t: u32) -> Token {
 
 fn raw_eight(at: u32) -> Eight {
     if (word_index(1u) == 1u) {
-        let words = held_words(input[at / 4u], input[at / 4u + 1u]);
-        return Eight(bitcast<vec4<f32>>(words.low), bitcast<vec4<f32>>(words.high), words.finite);
+        return finite_words(input[at / 4u], input[at / 4u + 1u]);
     }
-    let words = held_halves(input[at / 8u]);
-    let numbers = eight_of_halves(words.low);
-    return Eight(numbers.low, numbers.high, words.finite);
+    return finite_halves(input[at / 8u]);
 }
 
 // The means of four channels.
@@ -80,7 +78,7 @@ fn steps_of(y: vec4<f32>, inverse_step: f32) -> vec4<u32> {
                                   vec4<f32>(f32(2u * MIDDLE) - 0.5)));
 }
 
-// Half the magnitudes of the levels of four numbers: whole steps and a half. By floor: a H200 takes
+// Half the magnitudes of the levels of four numbers: whole steps and a half. By floor: an H200 takes
 // longer for the bits of steps_of.
 fn levels_of(y: vec4<f32>, inverse_step: f32) -> vec4<f32> {
     return min(floor(abs(y) * inverse_step) + 0.5, vec4<f32>(f32(MIDDLE) - 0.5));
