@@ -26,8 +26,8 @@ const NUMBER: &str = "return is_finite(element(word, element_index));\n}
 fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }";
 
 /// The same of eight channels at once.
-const WORDS: &str = "words_are_finite(words));\n}";
-const NUMBERS: &str = "numbers_are_finite(words));\n}
+const WORDS: &str = "held_if(words, vec4<u32>(), true, words_are_finite(words));\n}";
+const NUMBERS: &str = "held_if(words, vec4<u32>(), true, numbers_are_finite(words));\n}
 fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }
 fn pair_is_finite(word: u32) -> bool { let two = unpack_pair(word, 0u); return both(is_finite(two.x), is_finite(two.y)); }
 fn numbers_are_finite(words: vec4<u32>) -> bool {
